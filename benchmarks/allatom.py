@@ -98,15 +98,15 @@ def samples(uri: str, project: str) -> dict[str, Any]:
     rows: dict[str, list[float]] = {}
     most = 0
     for row in catalog.rows.tolist():
-        place = catalog.place(row)
-        own = rows.setdefault(place.chain_id, [])
+        location = catalog.location(row)
+        own = rows.setdefault(location.chain_id, [])
         if len(own) > SAMPLES:
             continue
         begun = time.thread_time()
         try:
-            packed, _ = plan_entry(entries.dataset.storage, place, row, rules)
+            packed, _ = plan_entry(entries.dataset.storage, location, row, rules)
         except Exception as error:
-            print(f"{project} {place.chain_id} {place.datapoint}: {error}", file=sys.stderr)
+            print(f"{project} {location.chain_id} {location.datapoint}: {error}", file=sys.stderr)
             continue
         most = max(most, pack_sample(packed)[0].nbytes)
         own.append(1000 * (time.thread_time() - begun))

@@ -70,20 +70,20 @@ def our_stages(dataset: Dataset, config: LoaderConfig, row: int, repeats: int) -
     loader = FeatureLoader(dataset, config, device="cpu", reader="thread")
     planner, catalog = loader.planner, loader._catalogs[0]
     plan = next(planner.batches(0, 0))
-    place = catalog.place(row)
-    nbytes = slot_nbytes(place, True)
+    location = catalog.location(row)
+    nbytes = slot_nbytes(location, True)
     arena = Arena(nbytes + 4096)
     offset = arena.allocate(nbytes)
     assert offset is not None
     slot = memoryview(arena.memory)[offset : offset + nbytes]
-    request = ReadRequest(0, place, True, True, offset, nbytes)
+    request = ReadRequest(0, location, True, True, offset, nbytes)
     slab = read_chain(dataset.storage, request, slot)
     sample = planner.sample(0, 0)
     mine = type(sample)(0, 0, 0, row, sample.key)
     whole = type(plan)(0, 0, 1, 4, (mine,))
     maker = BatchMaker([catalog], config, arena, torch.device("cpu"), fused=False)
     out = {
-        "plan": best_ms(lambda: (planner.sample(0, 0), catalog.place(row)), repeats),
+        "plan": best_ms(lambda: (planner.sample(0, 0), catalog.location(row)), repeats),
         "read_and_check": best_ms(lambda: read_chain(dataset.storage, request, slot), repeats),
         "features_of_4_recycles_on_this_cpu": best_ms(
             lambda: maker.make(whole, [FilledSlot(mine, slab, offset)]), max(3, repeats // 5)

@@ -80,11 +80,11 @@ def host_cost(
         marks = [time.thread_time()]
         requests = []
         for plan in itertools.islice(plans, samples):
-            place = catalog.place(plan.samples[0].row)
-            nbytes = slot_nbytes(place, True) + maker.words_nbytes(place)
+            location = catalog.location(plan.samples[0].row)
+            nbytes = slot_nbytes(location, True) + maker.words_nbytes(location)
             offset = arena.allocate(nbytes)
             assert offset is not None
-            requests.append((plan, ReadRequest(0, place, True, True, offset, nbytes)))
+            requests.append((plan, ReadRequest(0, location, True, True, offset, nbytes)))
         marks.append(time.thread_time())
         filled = []
         for plan, request in requests:

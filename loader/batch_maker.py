@@ -248,7 +248,7 @@ class BatchMaker:
         catalog = self._catalogs[sample.dataset]
         chain = unpack_chain(
             *(slot.slab, self._bytes(slot), self._sizes(sample), crop.templates),
-            place=Origin(catalog.chain_id(sample.row), catalog.uri),  # what an error names
+            origin=Origin(catalog.chain_id(sample.row), catalog.uri),  # what an error names
             device=self._device,
             **self._about(sample),
         )
@@ -289,7 +289,7 @@ class BatchMaker:
         data = self._copy(slot, start + words.nbytes)
         return data, data[start - slot.slab.start :].view(torch.int64)
 
-    def words_nbytes(self, place: Any) -> int:
+    def words_nbytes(self, location: Any) -> int:
         """Bytes that a slot for a sample must have besides those that are read into it."""
         if not self._fused:
             return 0

@@ -1,4 +1,4 @@
-"""The datasets a loader draws from, as plain arrays: what to read for each chain, and where."""
+"""Catalogs of eligible chains: index rows, sampling probabilities, and locations in the store."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from evofeed.loader.views.weights import DatapointDraw
 from evofeed.store.inner import SpanTable
 
 
-class ChainPlace(NamedTuple):
-    """Where a chain is: everything a reader needs, so that it opens no index."""
+class ChainLocation(NamedTuple):
+    """Location of a chain in the store: a reader needs no index besides."""
 
     dataset: int
     chain_id: str
@@ -24,22 +24,22 @@ class ChainPlace(NamedTuple):
     starts: tuple[int, ...]
     """Start of each column within the chain's bytes, and the end of the last."""
     sizes: tuple[int, int, int, int]
-    """L, N, K, T as the index has them; the bytes must agree."""
+    """L, N, K, T in the index; those of the record must be equal."""
 
 
 class ChainCatalog:
-    """One dataset's chains that may be drawn."""
+    """The eligible chains of one dataset."""
 
     probability: np.ndarray | DatapointDraw | None
-    """Chances of acceptance of the rows that may be drawn; None: all are 1. Entries are drawn."""
+    """Probabilities of accepting the eligible rows (None: all 1), or the draw of an entry."""
 
     def __init__(self, index: pa.Table, number: int, config: LoaderConfig, uri: str = "") -> None:
         self.index, self.number, self.uri, self.config = index, number, uri, config
         self.spans = SpanTable(index)
         self.rows = eligible_rows(index, config)
-        if config.shuffle_window:  # neighbours are those that are side by side in a shard
-            of = self.spans.offset[self.rows], self.spans.shard[self.rows]
-            self.rows = self.rows[np.lexsort(of)]
+        if config.shuffle_window:  # windows are of neighbours in a shard
+            keys = self.spans.offset[self.rows], self.spans.shard[self.rows]
+            self.rows = self.rows[np.lexsort(keys)]
         self.probability = accept_probability(index)[self.rows] if config.weighted else None
         self.cost = column(index, "cost")
         self.resolution = column(index, "resolution")
@@ -47,23 +47,23 @@ class ChainCatalog:
 
     @property
     def most_chains(self) -> int:
-        """Chains of the largest sample that may be drawn."""
+        """Number of chains of the largest eligible sample."""
         return 1
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def other(self, key: int, attempt: int) -> int:
-        """Row of a chain in place of one that cannot be read."""
+    def substitute(self, key: int, attempt: int) -> int:
+        """Row of a chain that replaces an unreadable one."""
         return int(self.rows[below(key, len(self), attempt)])
 
     def chain_ids(self) -> list[str]:
-        """Of the eligible chains."""
+        """Ids of the eligible chains."""
         ids: list[str] = self.index["chain_id"].take(self.rows).to_pylist()
         return ids
 
     def chain_id(self, row: int) -> str:
-        """Name of the chain of a row."""
+        """Id of the chain of an index row."""
         return self.spans.chain_id(row)
 
     def sizes(self, row: int) -> tuple[int, int, int, int]:
@@ -71,15 +71,15 @@ class ChainCatalog:
         length, rows, deletions, templates = self.spans.dims[row].tolist()
         return length, rows, deletions, templates
 
-    def place(self, row: int) -> ChainPlace:
-        """Where the chain of an index row is."""
+    def location(self, row: int) -> ChainLocation:
+        """The location of the chain of an index row."""
         span = self.spans.span(row)
-        return ChainPlace(
+        return ChainLocation(
             self.number, span.record_id, span.key, span.offset, span.starts, self.sizes(row)
         )
 
     def largest(self) -> int:
         """Row of the eligible chain with the most bytes, packed and unpacked."""
         length, rows, _, templates = self.spans.dims[self.rows].T.astype(np.int64)
-        unpacked = length * (rows + 485 * (1 + templates))  # what `slot_nbytes` counts, nearly
+        unpacked = length * (rows + 485 * (1 + templates))  # approximates `slot_nbytes`
         return int(self.rows[np.argmax(self.spans.nbytes[self.rows] + unpacked)])

@@ -37,7 +37,7 @@ _LIMITS: Final[dict[str, int | str]] = {
 
 
 def check_part(
-    name: str, column: PackedColumn, dims: dict[str, int], where: Origin
+    name: str, column: PackedColumn, dims: dict[str, int], origin: Origin
 ) -> tuple[int, ...]:
     """Check one decompressed column; for FIXED coordinates, its counts.
 
@@ -49,7 +49,7 @@ def check_part(
             return _check_fixed(name, column, dims)
         _check_plain(name, column, dims)
     except ValueError as error:
-        raise where.corrupt(f"column {name}: {error}") from None
+        raise origin.corrupt(f"column {name}: {error}") from None
     return ()
 
 
@@ -97,11 +97,11 @@ def _check_fixed(name: str, column: PackedColumn, dims: dict[str, int]) -> tuple
     if len(payload) < 16:
         raise ValueError(f"{len(payload)} bytes are not coordinates")
     anchors, atoms, exceptions, _ = np.frombuffer(payload, "<u4", 4).tolist()
-    middle = 16 + 12 * anchors + 6 * (atoms - anchors)
-    middle += -middle % 4
-    if atoms < anchors or len(payload) != middle + 8 * exceptions:
+    exceptions_start = 16 + 12 * anchors + 6 * (atoms - anchors)
+    exceptions_start += -exceptions_start % 4
+    if atoms < anchors or len(payload) != exceptions_start + 8 * exceptions:
         raise ValueError(f"{len(payload)} bytes do not fit {atoms} atoms of {anchors} residues")
-    where = np.frombuffer(payload, "<u4", exceptions, middle)
-    if where.max(initial=0) >= max(_extent(name, dims)[0], 1):
+    cells = np.frombuffer(payload, "<u4", exceptions, exceptions_start)
+    if cells.max(initial=0) >= max(_extent(name, dims)[0], 1):
         raise ValueError("an exception is outside the array")
     return anchors, atoms, exceptions

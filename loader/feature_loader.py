@@ -137,7 +137,7 @@ class FeatureLoader:
 
     def _wanted_nbytes(self) -> int:
         largest = max(
-            sample_nbytes(catalog.place(catalog.largest()), self.config)
+            sample_nbytes(catalog.location(catalog.largest()), self.config)
             for catalog in self._catalogs
         )
         least, most = _ARENA_NBYTES

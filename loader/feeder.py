@@ -20,7 +20,7 @@ from typing import Any, Final
 from evofeed.base.errors import AccessDenied, ChainRefused, EvofeedError, LoaderError, StoreError
 from evofeed.loader.arena import Arena
 from evofeed.loader.batch_maker import BatchMaker, FilledSlot
-from evofeed.loader.catalog import ChainPlace
+from evofeed.loader.catalog import ChainLocation
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.plan import BatchPlan, Planner, SamplePlan
 from evofeed.loader.read_chain import ReadRequest, slot_nbytes
@@ -36,10 +36,11 @@ _REMIND_SECONDS: Final = 60.0
 """Reads that fail are logged at most so often."""
 
 
-def sample_nbytes(place: Any, config: LoaderConfig) -> int:
+def sample_nbytes(location: Any, config: LoaderConfig) -> int:
     """Bytes a slot for the sample at a place must have."""
-    nbytes: int = slot_nbytes(place, config.max_templates > 0) if config.of_chains else place.nbytes
-    return nbytes
+    if config.of_chains:
+        return slot_nbytes(location, config.max_templates > 0)
+    return int(location.nbytes)
 
 
 @dataclass(slots=True)
@@ -101,7 +102,7 @@ class Feeder(threading.Thread):
         self._unplaced: list[_Sample] = []
         self._retries: list[tuple[float, _Sample]] = []
         self._last_success, self._last_warning = 0.0, -math.inf
-        self._probes: dict[int, ChainPlace] = {}
+        self._probes: dict[int, ChainLocation] = {}
         """Of each dataset the chain that was read last."""
         self._bad: set[tuple[int, int]] = set()
         """Chains whose records cannot be read."""
@@ -212,20 +213,20 @@ class Feeder(threading.Thread):
     def _request(self, sample: _Sample) -> bool:
         """Give the sample a slot and ask for it; False if there is no room."""
         plan = sample.plan
-        place = self._planner.catalogs[plan.dataset].place(plan.row)
+        location = self._planner.catalogs[plan.dataset].location(plan.row)
         config = self._planner.config
-        nbytes = sample_nbytes(place, config) + self._maker.words_nbytes(place)
+        nbytes = sample_nbytes(location, config) + self._maker.words_nbytes(location)
         try:
             offset = self._arena.allocate(nbytes)
         except ValueError as error:
-            raise LoaderError(str(error), item=place.chain_id) from None
+            raise LoaderError(str(error), item=location.chain_id) from None
         if offset is None:
             return False
         sample.offset, sample.requested = offset, time.perf_counter()
         self._submit(
             sample,
             ReadRequest(
-                *(self._number, place, self._structure, self._templates, offset, nbytes),
+                *(self._number, location, self._structure, self._templates, offset, nbytes),
                 task=None if config.of_chains else (plan.key, config.entries or config),
             ),
         )
@@ -253,8 +254,8 @@ class Feeder(threading.Thread):
         if not isinstance(answer, EvofeedError):
             sample.slab = answer
             self._last_success = time.perf_counter()
-            self._probes[sample.plan.dataset] = sample.request.place
-            self._stats.was_read(sample.request.place.chain_id, sample.requested, answer.seconds)
+            self._probes[sample.plan.dataset] = sample.request.location
+            self._stats.was_read(sample.request.location.chain_id, sample.requested, answer.seconds)
             return
         passing = type(answer) in (StoreError, ChainRefused, AccessDenied)
         if passing and self._may_pass(sample, answer):

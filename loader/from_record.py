@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evofeed.loader.assembly.batch import complex_batch
 from evofeed.loader.assembly.features import AssemblyTensors
-from evofeed.loader.assembly.plan import Facts, plan_complex
+from evofeed.loader.assembly.plan import AssemblyInfo, plan_complex
 from evofeed.loader.batch import empty_batch, fill_sample
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import Crop, draw_crop, sample_key
@@ -66,12 +66,12 @@ def chain_tensors(
     record: ChainRecord, templates: tuple[int, ...], *, supervised: bool
 ) -> ChainTensors:
     """A record as tensors on the CPU, with these of its templates."""
-    known = record.all_atom_positions is not None and record.all_atom_mask is not None
+    has_structure = record.all_atom_positions is not None and record.all_atom_mask is not None
     return ChainTensors.of(
         functools.partial(getattr, record),
         record.deletion_matrix(),
         templates,
-        with_structure=supervised and known,
+        with_structure=supervised and has_structure,
         device=_CPU,
         resolution=record.resolution,
         is_distillation=record.is_distillation,
@@ -102,7 +102,7 @@ def assembly_batch(
     return complex_batch([sample], no_recycling_iters + 1, config)
 
 
-def complex_tensors(laid: Laid, facts: Facts) -> AssemblyTensors:
+def complex_tensors(laid: Laid, info: AssemblyInfo) -> AssemblyTensors:
     """A planned complex on the CPU."""
-    slab = PackedSlab.of(laid, facts, memoryview(b""))
-    return AssemblyTensors(facts, **unpack_sample(slab.where, bytes_beside(slab))[0])
+    slab = PackedSlab.of(laid, info, memoryview(b""))
+    return AssemblyTensors(info, **unpack_sample(slab.where, bytes_beside(slab))[0])

@@ -1,8 +1,8 @@
-"""Which samples make up each batch of each rank: pure arithmetic on positions.
+"""Batches of each rank, computed from positions.
 
-A position is a sample's number in its epoch. Positions fall into optimiser steps of
+A position is a sample's number in its epoch. Positions are divided into optimiser steps of
 `global_batch_size`; within a step, batches of all ranks take neighbouring
-positions. What a sample holds depends on its position alone, so the union of all
+positions. A sample depends on its position alone, so the union of all
 ranks' batches is the same for every number of ranks that divides the step.
 """
 
@@ -30,7 +30,7 @@ from evofeed.loader.views.weights import DatapointDraw
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """One sample: which chain, and the key of all its random draws."""
+    """One sample: its chain, and the key of all its random draws."""
 
     epoch: int
     position: int
@@ -47,14 +47,14 @@ class BatchPlan:
     step: int
     """Optimiser step within the epoch."""
     consumed: int
-    """Positions of the epoch that all ranks have had once this batch is delivered."""
+    """Positions of the epoch that all ranks have consumed once this batch is delivered."""
     recycles: int
     """Recycling iterations plus one."""
     samples: tuple[SamplePlan, ...]
 
 
 class Planner:
-    """The batches of one rank, from any point on, without end."""
+    """Plans the batches of one rank: an endless stream from any position of any epoch."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Planner:
         rank: int,
         world_size: int,
         seed: int,
-        at_once: bool = True,
+        lazy: bool = False,
         hooks: LoaderHooks | None = None,
     ) -> None:
         self._hooks = hooks
@@ -73,7 +73,7 @@ class Planner:
             raise ValueError(f"rank {rank} is not one of {world_size}")
         self.catalogs, self.weights, self.config = catalogs, weights, config
         self.rank, self.seed = rank, seed
-        self._at_once = at_once  # False: an epoch's order is made as far as it is asked for
+        self._lazy = lazy  # an epoch's order is computed only as far as requested
         self.width = world_size * config.batch_size
         self.step_size = config.global_batch_size or self.width
         if self.step_size % self.width:
@@ -82,60 +82,61 @@ class Planner:
                 f"({world_size} x {config.batch_size})"
             )
         length = config.epoch_len or sum(len(catalog) for catalog in catalogs)
-        whole = length // self.step_size
-        self.steps = whole if config.drop_last else -(-length // self.step_size)
+        self.steps = length // self.step_size if config.drop_last else -(-length // self.step_size)
         if not self.steps:
             raise LoaderError(
                 f"{length} samples do not fill one optimiser step of {self.step_size}, and "
-                f"drop_last=True drops what does not"
+                f"drop_last=True drops the remainder"
             )
         self.epoch_len = self.steps * self.step_size
-        """Samples in an epoch: the wanted length, in whole optimiser steps."""
+        """Samples in an epoch: the requested length in full optimiser steps."""
         self._window: tuple[tuple[int, int], np.ndarray] = (-1, -1), np.zeros(0, np.int64)
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches that each rank gets in an epoch."""
+        """Batches of each rank in an epoch."""
         return self.epoch_len // self.width
 
     def check_start(self, consumed: int) -> None:
-        """Whether batches can go on from here.
+        """Checks that batches can continue from this position.
 
         Raises:
-            CannotResume: the world size does not divide what is left of the step.
+            CannotResume: the world size does not divide the remainder of the step.
         """
-        left = (-consumed) % self.step_size
-        if not 0 <= consumed <= self.epoch_len or left % self.width:
+        remainder = (-consumed) % self.step_size
+        if not 0 <= consumed <= self.epoch_len or remainder % self.width:
             raise CannotResume(
                 f"{consumed} samples of the epoch are used; batches of {self.width} "
-                f"(world size x batch size) cannot go on from there to the end of a step of "
+                f"(world size x batch size) cannot continue to the end of a step of "
                 f"{self.step_size}: save at the end of an optimiser step or use another world size"
             )
 
     def order(self, epoch: int, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Dataset and index row at each position of an epoch, at least those before `stop`."""
         stop = self.epoch_len if stop is None else stop
-        have = len(self._orders[epoch][0]) if epoch in self._orders else -1
-        if have < stop:
-            length = self.epoch_len if self._at_once else min(self.epoch_len, max(stop, 2 * have))
-            which, chain = epoch_order(
+        computed = len(self._orders[epoch][0]) if epoch in self._orders else -1
+        if computed < stop:
+            length = self.epoch_len
+            if self._lazy:
+                length = min(length, max(stop, 2 * computed))
+            datasets, chain = epoch_order(
                 [len(catalog) for catalog in self.catalogs],
                 [self._probability(catalog, epoch) for catalog in self.catalogs],
                 self.weights,
                 seed=self.seed,
                 epoch=epoch,
                 length=length,
-                most=self.epoch_len,
+                max_length=self.epoch_len,
                 window=self.config.shuffle_window,
             )
             rows = np.empty_like(chain)
             for number, catalog in enumerate(self.catalogs):
-                here = which == number
-                rows[here] = catalog.rows[chain[here]]
-            for old in [e for e in self._orders if abs(e - epoch) > 1]:
-                del self._orders[old]
-            self._orders[epoch] = which, rows
+                mask = datasets == number
+                rows[mask] = catalog.rows[chain[mask]]
+            for other_epoch in [e for e in self._orders if abs(e - epoch) > 1]:
+                del self._orders[other_epoch]
+            self._orders[epoch] = datasets, rows
         return self._orders[epoch]
 
     def _probability(self, catalog: ChainCatalog, epoch: int) -> np.ndarray | DatapointDraw | None:
@@ -144,9 +145,9 @@ class Planner:
         return self._hooks.probability(catalog.index.take(catalog.rows), epoch)
 
     def batches(self, epoch: int, consumed: int, *, rank: int | None = None) -> Iterator[BatchPlan]:
-        """Batches from a point on, through the ends of epochs, without end.
+        """Batches from this position on, an endless stream over the following epochs.
 
-        `consumed` positions of the first epoch have been had by all ranks.
+        `consumed` positions of the first epoch are skipped, those of all ranks.
         """
         rank = self.rank if rank is None else rank
         while True:
@@ -156,31 +157,31 @@ class Planner:
 
     def _batch(self, epoch: int, start: int, rank: int) -> BatchPlan:
         step = start // self.step_size
-        mine = start + rank * self.config.batch_size
-        positions = np.arange(mine, mine + self.config.batch_size)
+        first = start + rank * self.config.batch_size
+        positions = np.arange(first, first + self.config.batch_size)
         if self.config.balance:
             window = self.step_size * self.config.balance_steps
-            first = start - start % window
-            positions = first + self._balanced(epoch, first, window)[positions - first]
+            begin = start - start % window
+            positions = begin + self._balanced(epoch, begin, window)[positions - begin]
         recycles = 1 + recycling_iters(self.config, self.seed, epoch, step)
         samples = tuple(self.sample(epoch, int(position)) for position in positions)
         return BatchPlan(epoch, step, start + self.width, recycles, samples)
 
-    def _balanced(self, epoch: int, first: int, window: int) -> np.ndarray:
-        if (epoch, first) != self._window[0]:
-            cut = slice(first, min(first + window, self.epoch_len))
-            which, rows = self.order(epoch, cut.stop)
-            pairs = zip(which[cut], rows[cut], strict=True)
-            costs = np.array([self.catalogs[d].cost[row] for d, row in pairs])
-            key = counter_rng.stream_key(self.seed, epoch, first, Purpose.BALANCE)
-            self._window = (epoch, first), window_order(costs, self.step_size, key)
+    def _balanced(self, epoch: int, begin: int, window: int) -> np.ndarray:
+        if (epoch, begin) != self._window[0]:
+            cut = slice(begin, min(begin + window, self.epoch_len))
+            datasets, rows = self.order(epoch, cut.stop)
+            pairs = zip(datasets[cut], rows[cut], strict=True)
+            costs = np.array([self.catalogs[dataset].cost[row] for dataset, row in pairs])
+            key = counter_rng.stream_key(self.seed, epoch, begin, Purpose.BALANCE)
+            self._window = (epoch, begin), window_order(costs, self.step_size, key)
         return self._window[1]
 
     def sample(self, epoch: int, position: int) -> SamplePlan:
         """The sample at a position."""
-        which, rows = self.order(epoch, position + 1)
+        datasets, rows = self.order(epoch, position + 1)
         key = sample_key(self.seed, epoch, position)
-        return SamplePlan(epoch, position, int(which[position]), int(rows[position]), key)
+        return SamplePlan(epoch, position, int(datasets[position]), int(rows[position]), key)
 
     def substitute(self, sample: SamplePlan, bad: set[tuple[int, int]]) -> SamplePlan:
         """The same sample with another chain of its dataset, drawn by the sample's own key.
@@ -191,7 +192,7 @@ class Planner:
         catalog = self.catalogs[sample.dataset]
         key = counter_rng.stream_key(sample.key, Purpose.SUBSTITUTE)
         for attempt in range(20 * len(catalog)):
-            row = catalog.other(key, attempt)
+            row = catalog.substitute(key, attempt)
             if (sample.dataset, row) not in bad:
                 return SamplePlan(sample.epoch, sample.position, sample.dataset, row, sample.key)
         raise LoaderError(
@@ -200,12 +201,12 @@ class Planner:
 
 
 class RunPlan:
-    """The samples of every rank of one run; safe to use from many threads.
+    """The samples of every rank of one run; thread-safe.
 
-    The order of an epoch costs time for each chain, is made as far as it is asked for, and once
-    for all ranks: what is asked of it afterwards costs time for each sample in the answer.
+    The order of an epoch takes time proportional to its chains. It is computed once for all ranks,
+    as far as requested; later calls take time proportional to the samples they return.
 
-    `catalog` has the chains that may be drawn, from whoever keeps them; None: they are found.
+    `catalog` has the eligible chains, if the caller has them already; None: made from the index.
 
     Raises:
         LoaderError: no chain passes the filters.
@@ -225,7 +226,7 @@ class RunPlan:
         self._catalog = ChainCatalog(index, 0, config) if catalog is None else catalog
         self._nbytes = index["nbytes"]
         self._planner = Planner(
-            [self._catalog], [1.0], config, rank=0, world_size=world_size, seed=seed, at_once=False
+            [self._catalog], [1.0], config, rank=0, world_size=world_size, seed=seed, lazy=True
         )
         self._lock = threading.Lock()
 
@@ -238,18 +239,18 @@ class RunPlan:
         batches: int = 1,
         most: int = 1_000_000,
     ) -> list[dict[str, Any]]:
-        """What the ranks' loaders will ask for.
+        """The samples that the ranks' loaders will read.
 
         Args:
-            rank: only this one; None: all.
-            epoch: the first one.
-            start: batch of that epoch to begin with.
-            batches: of each rank, into following epochs where the first one ends.
-            most: samples in one answer.
+            rank: of the samples; None: all ranks.
+            epoch: the first epoch.
+            start: the first batch of that epoch.
+            batches: of each rank; they may extend into following epochs.
+            most: upper limit of the samples in one call.
 
         Returns:
-            One row a sample, by epoch, batch, rank and position: those, the optimiser `step`,
-            `chain_id`, `recycling_iters`, and the `shard`, `offset` and `nbytes` of its bytes.
+            One row a sample, sorted by epoch, batch, rank and position: those, the optimiser
+            `step`, `chain_id`, `recycling_iters`, and the `shard`, `offset` and `nbytes` to read.
 
         Raises:
             ValueError: no such rank or batch; more samples than `most`.
@@ -268,29 +269,29 @@ class RunPlan:
                 f"batch {start}: an epoch has {planner.batches_per_epoch} of each rank"
             )
         rows = []
-        with self._lock:  # the planner keeps the orders of two epochs
+        with self._lock:  # the planner caches the orders of neighbouring epochs
             stop = (start + batches) * planner.width
-            if rank is not None and not planner.config.balance:  # of the last batch its part only
+            if rank is not None and not planner.config.balance:  # not the ranks after this one
                 stop -= (self._world_size - 1 - rank) * planner.config.batch_size
             planner.order(epoch, min(planner.epoch_len, stop))
-            for one in range(self._world_size) if rank is None else (rank,):
-                stream = planner.batches(epoch, start * planner.width, rank=one)
+            for number in range(self._world_size) if rank is None else (rank,):
+                stream = planner.batches(epoch, start * planner.width, rank=number)
                 for batch in itertools.islice(stream, batches):
-                    rows += [self._row(batch, one, sample) for sample in batch.samples]
-        key = ("epoch", "batch", "rank", "position")
-        return sorted(rows, key=lambda row: [row[name] for name in key])
+                    rows += [self._row(batch, number, sample) for sample in batch.samples]
+        columns = ("epoch", "batch", "rank", "position")
+        return sorted(rows, key=lambda row: [row[name] for name in columns])
 
     def _row(self, batch: BatchPlan, rank: int, sample: SamplePlan) -> dict[str, Any]:
-        place = self._catalog.place(sample.row)
+        location = self._catalog.location(sample.row)
         return {
             "epoch": batch.epoch,
             "batch": batch.consumed // self._planner.width - 1,
             "step": batch.step,
             "rank": rank,
             "position": sample.position,
-            "chain_id": place.chain_id,
+            "chain_id": location.chain_id,
             "recycling_iters": batch.recycles - 1,
-            "shard": place.key.removeprefix("shards/"),
-            "offset": place.offset,
+            "shard": location.key.removeprefix("shards/"),
+            "offset": location.offset,
             "nbytes": self._nbytes[sample.row].as_py(),
         }

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import AccessDenied, ChainRefused, ShardCorrupt, StoreError
-from evofeed.loader.catalog import ChainPlace
+from evofeed.loader.catalog import ChainLocation
 from evofeed.loader.checks import check_part
 from evofeed.loader.config import EntryConfig, LoaderConfig
 from evofeed.store.inner import (
@@ -56,8 +56,8 @@ class ReadRequest(NamedTuple):
     """One chain, or complex, to read into one slot."""
 
     number: int
-    place: Any
-    """A `ChainPlace`; with a `task`, an `AssemblyPlace` or an `EntryPlace`."""
+    location: Any
+    """A `ChainLocation`; with a `task`, an `AssemblyLocation` or an `EntryLocation`."""
     structure: bool
     templates: bool
     offset: int
@@ -90,16 +90,16 @@ class Slab(NamedTuple):
     """What reading and checking took."""
 
 
-def span_of(place: ChainPlace, templates: bool) -> tuple[int, int]:
+def span_of(location: ChainLocation, templates: bool) -> tuple[int, int]:
     """First byte and end, within the chain's bytes, of what a sample needs."""
-    end = _END if templates and place.sizes[3] else _NO_TEMPLATES_END
-    return place.starts[0], place.starts[end]
+    end = _END if templates and location.sizes[3] else _NO_TEMPLATES_END
+    return location.starts[0], location.starts[end]
 
 
-def slot_nbytes(place: ChainPlace, templates: bool) -> int:
+def slot_nbytes(location: ChainLocation, templates: bool) -> int:
     """Bytes a slot for the chain must have, decompressed columns included."""
-    start, stop = span_of(place, templates)
-    length, rows, deletions, num_templates = place.sizes
+    start, stop = span_of(location, templates)
+    length, rows, deletions, num_templates = location.sizes
     decoded = length * (1 + 4 + 88 + rows) + 12 * deletions + 8 * rows
     decoded += 485 * length * (1 + num_templates * int(templates))
     return stop - start + decoded + 64 * len(COLUMNS)
@@ -119,7 +119,7 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
             return _read_once(storage, request, slot)
         except ShardCorrupt:  # a flip on the way or in a cache heals itself
             if isinstance(storage, Keeping):
-                storage.forget(request.place.key)
+                storage.forget(request.location.key)
             return _read_once(storage, request, slot)
 
 
@@ -136,29 +136,29 @@ def refusals(storage: Storage, probe: Any) -> Iterator[None]:
 
 
 def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:
-    place = request.place
-    start, stop = span_of(place, request.templates)
-    where = Origin(place.chain_id, f"{storage.uri}/{place.key}")
+    location = request.location
+    start, stop = span_of(location, request.templates)
+    origin = Origin(location.chain_id, f"{storage.uri}/{location.key}")
     try:
-        storage.read_into(place.key, place.offset + start, slot[: stop - start])
+        storage.read_into(location.key, location.offset + start, slot[: stop - start])
     except StoreError as error:
-        raise type(error)(error.message, path=where.path, item=place.chain_id) from None
+        raise type(error)(error.message, path=origin.path, item=location.chain_id) from None
     except OSError as error:  # of a storage that does not say it our way
-        raise StoreError(str(error), path=where.path, item=place.chain_id) from None
-    return _slab(request, slot, where)
+        raise StoreError(str(error), path=origin.path, item=location.chain_id) from None
+    return _slab(request, slot, origin)
 
 
-def _slab(request: ReadRequest, slot: memoryview, where: Origin) -> Slab:
-    start, stop = span_of(request.place, request.templates)
-    starts = request.place.starts
+def _slab(request: ReadRequest, slot: memoryview, origin: Origin) -> Slab:
+    start, stop = span_of(request.location, request.templates)
+    starts = request.location.starts
     columns: dict[str, PackedColumn] = {}
     for number, name in enumerate(COLUMNS):
         if starts[number] < stop:
             data = slot[starts[number] - start : min(starts[number + 1], stop) - start]
-            columns[name] = unpack_column(data, where.chain_id, name, where.path)
-    decoder = ChainDecoder(columns, where)
-    if tuple(decoder.dims[name] for name in "LNKT") != request.place.sizes:
-        raise where.corrupt(f"it holds {decoder.dims}, the index says {request.place.sizes}")
+            columns[name] = unpack_column(data, origin.chain_id, name, origin.path)
+    decoder = ChainDecoder(columns, origin)
+    if tuple(decoder.dims[name] for name in "LNKT") != request.location.sizes:
+        raise origin.corrupt(f"it holds {decoder.dims}, the index says {request.location.sizes}")
     parts, end = [], stop - start
     for name in _wanted(request, decoder):
         column = columns[name]
@@ -168,7 +168,7 @@ def _slab(request: ReadRequest, slot: memoryview, where: Origin) -> Slab:
             offset = end + -end % 64
             end = offset + len(column.payload)
             slot[offset:end] = column.payload
-        counts = check_part(name, column, decoder.dims, where)
+        counts = check_part(name, column, decoder.dims, origin)
         parts.append(Part(name, int(column.codec), offset, len(column.payload), counts))
     first = min(part.offset for part in parts)
     last = max(part.offset + part.nbytes for part in parts)

@@ -31,10 +31,10 @@ def read_sample(storage: Storage, request: ReadRequest, slot: memoryview) -> Pac
         if isinstance(rules, EntryConfig):
             from evofeed.loader.entries import reading
 
-            laid, about = reading.plan_entry(storage, request.place, key, rules)
+            laid, about = reading.plan_entry(storage, request.location, key, rules)
         else:
             from evofeed.loader.assembly.plan import plan_complex
 
-            record = read_assembly(storage, request.place.span)
+            record = read_assembly(storage, request.location.span)
             laid, about = plan_complex(record, rules, SampleDraws(key))
     return PackedSlab.of(laid, about, slot)

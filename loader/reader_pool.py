@@ -210,7 +210,7 @@ class ProcessReaders:
         self._deaths[number] += 1
         if self._deaths[number] < _DEADLY:
             return []
-        chain = self._open[number].place.chain_id
+        chain = self._open[number].location.chain_id
         return [(number, WorkerDied(f"reading it killed a reader: {said}", item=chain))]
 
     def _end(self) -> tuple[int, str]:

@@ -42,13 +42,13 @@ def read_request(storages: Sequence[Storage], memory: memoryview, request: ReadR
     begun = time.perf_counter()
     try:
         read: Any = read_chain if request.task is None else read_sample
-        slab = read(storages[request.place.dataset], request, slot)
+        slab = read(storages[request.location.dataset], request, slot)
         return request.number, slab._replace(seconds=time.perf_counter() - begun)
     except EvofeedError as error:
         return request.number, error
     except Exception as error:  # an answer that never came would be waited for without end
         why = f"reading it failed: {type(error).__name__}: {error}"
-        return request.number, LoaderError(why, item=request.place.chain_id)
+        return request.number, LoaderError(why, item=request.location.chain_id)
 
 
 def main(pipe: int, arena: int, nbytes: int) -> None:

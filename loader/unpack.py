@@ -24,7 +24,7 @@ def unpack_chain(
     sizes: tuple[int, int, int, int],
     templates: tuple[int, ...],
     *,
-    place: Origin,
+    origin: Origin,
     device: torch.device,
     resolution: float,
     is_distillation: bool,
@@ -40,10 +40,10 @@ def unpack_chain(
         )
         for part in slab.parts
     }
-    known = "all_atom_mask" in columns
-    dims = np.array([*sizes, known, 0, 0, 0], np.int32)
+    has_structure = "all_atom_mask" in columns
+    dims = np.array([*sizes, has_structure, 0, 0, 0], np.int32)
     columns["dims"] = PackedColumn(Codec.RAW, dims.view(np.uint8).data)
-    decoder = ChainDecoder(columns, place)
+    decoder = ChainDecoder(columns, origin)
 
     def array(name: str) -> np.ndarray:
         values = decoder.array(name)
@@ -53,7 +53,7 @@ def unpack_chain(
         array,
         decoder.deletion_matrix(),
         templates,
-        with_structure=known,
+        with_structure=has_structure,
         device=device,
         resolution=resolution,
         is_distillation=is_distillation,
@@ -86,9 +86,9 @@ def bytes_beside(slab: PackedSlab) -> Tensor:
 def _views(arrays: tuple[PackedArray, ...], data: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The arrays at their places in these bytes, by name."""
     for dtype, group in groupby(arrays, lambda array: array.dtype):
-        mine = list(group)
+        members = list(group)
         kind = torch.from_numpy(np.zeros(0, dtype)).dtype
-        values = data[mine[0].offset : mine[-1].offset + mine[-1].nbytes].view(kind)
-        parts = values.split([math.prod(array.shape) for array in mine])  # type: ignore[no-untyped-call]
-        for array, part in zip(mine, parts, strict=True):
+        values = data[members[0].offset : members[-1].offset + members[-1].nbytes].view(kind)
+        parts = values.split([math.prod(array.shape) for array in members])  # type: ignore[no-untyped-call]
+        for array, part in zip(members, parts, strict=True):
             yield array.name, part if len(array.shape) == 1 else part.view(array.shape)

@@ -1,4 +1,4 @@
-"""Batches of complexes: the features of every sample, and its whole truth."""
+"""Batches of complexes: the features of every sample, and its uncropped ground truth."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from evofeed.protein.features import ASSEMBLY_BATCH
 def complex_batch(
     samples: Sequence[tuple[AssemblyTensors, int]], recycles: int, config: LoaderConfig
 ) -> dict[str, Any]:
-    """A batch of complexes, of each what was planned, and the key of its random draws.
+    """A batch of complexes; a sample is its tensors and the key of its random draws.
 
-    `gt_features` has each sample's whole truth, padded to the longest; none without supervision.
+    `gt_features` has each sample's uncropped truth, padded to the longest; none without
+    supervision.
     """
     first = samples[0][0]
     batch = empty_batch(
@@ -53,20 +54,20 @@ def _fill(
     recycles: int,
     config: LoaderConfig,
 ) -> None:
-    """Make a sample's features and write them into its place of a zeroed batch.
+    """Writes a sample's features into its slice of a zeroed batch.
 
-    Of every chain the same slots of templates are kept.
+    All chains get templates from the same slots.
     """
-    rules, facts, slots = config.assemblies, assembly.facts, assembly.template_aatype.shape[0]
-    lost = rules is not None and rules.lose_templates and config.crop_size is not None
-    templates = () if lost else draw_crop(config, key, 1, slots).templates
+    rules, info, slots = config.assemblies, assembly.info, assembly.template_aatype.shape[0]
+    no_templates = rules is not None and rules.lose_templates and config.crop_size is not None
+    templates = () if no_templates else draw_crop(config, key, 1, slots).templates
     put(batch, assembly_constants(assembly, templates, config), number)
     scalars = {
-        "seq_length": len(assembly.kept),
-        "num_alignments": facts.num_rows,
-        "assembly_num_chains": facts.num_chains,
-        "resolution": facts.resolution,
-        "is_distillation": float(facts.is_distillation),
+        "seq_length": len(assembly.crop),
+        "num_alignments": info.num_rows,
+        "assembly_num_chains": info.num_chains,
+        "resolution": info.resolution,
+        "is_distillation": float(info.is_distillation),
         "use_clamped_fape": use_clamped_fape(config, key),
     }
     for name, value in scalars.items():

@@ -1,6 +1,6 @@
-"""A complex's record to what its features are made of: rows side by side, residues that are kept.
+"""A complex's record to the inputs of its features: merged chains and the residues of the crop.
 
-Chains come entity by entity, as AlphaFold-Multimer has them. All is decided here, in whole numbers,
+Chains come entity by entity, as in AlphaFold-Multimer. All decisions are made here, in integers,
 so every machine makes the same sample. Runs in reader threads and processes and imports no torch.
 """
 
@@ -24,11 +24,11 @@ from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import GAP
 
 
-class Facts(NamedTuple):
-    """What is known of a merged complex besides its arrays."""
+class AssemblyInfo(NamedTuple):
+    """Scalars of a merged complex."""
 
     num_rows: int
-    """Of its MSA, without padding."""
+    """Rows of the merged MSA, without padding."""
     num_chains: int
     resolution: float
     is_distillation: bool
@@ -36,8 +36,8 @@ class Facts(NamedTuple):
 
 def plan_complex(
     record: AssemblyRecord, config: LoaderConfig, draws: SampleDraws
-) -> tuple[Laid, Facts]:
-    """The chains paired and merged, and the residues that a sample keeps."""
+) -> tuple[Laid, AssemblyInfo]:
+    """The paired and merged chains with the residues of the crop, and the complex's scalars."""
     assert config.assemblies is not None
     rules = config.assemblies
     if not config.supervised:
@@ -45,11 +45,11 @@ def plan_complex(
     plan = plan_rows(record, rules)
     lengths = [chain.num_res for chain, _ in record.members]
     truth = record.all_atom_positions, record.all_atom_mask
-    kept = crop_residues(*truth, lengths, config.crop_size, draws, rules)
-    most = rules.max_templates if config.max_templates else 0
-    slots = min(most, max(chain.num_templates for chain in record.chains))
-    facts = Facts(plan.num_rows, len(lengths), record.resolution, record.is_distillation)
-    return {"kept": kept, **merge_chains(record, plan, rules, slots)}, facts
+    crop = crop_residues(*truth, lengths, config.crop_size, draws, rules)
+    max_templates = rules.max_templates if config.max_templates else 0
+    slots = min(max_templates, max(chain.num_templates for chain in record.chains))
+    info = AssemblyInfo(plan.num_rows, len(lengths), record.resolution, record.is_distillation)
+    return {"crop": crop, **merge_chains(record, plan, rules, slots)}, info
 
 
 def merge_chains(record: AssemblyRecord, plan: RowPlan, config: AssemblyConfig, slots: int) -> Laid:
@@ -82,70 +82,70 @@ def merge_chains(record: AssemblyRecord, plan: RowPlan, config: AssemblyConfig, 
 
 
 def _merged_rows(record: AssemblyRecord, plan: RowPlan, min_rows: int) -> Laid:
-    """MSA and deletions, paired rows above blocks of unpaired ones; and whose block a row is of.
+    """MSA and deletions, paired rows above blocks of unpaired ones, and the entity of each row.
 
-    `row_entity` is 0 for all entities at once, -1 for padding, whose rows are zeros.
+    `row_entity` is 0 for paired rows, -1 for padding, whose rows are zeros.
     """
-    num_paired, total = len(plan.paired), record.num_res
-    shape = max(plan.num_rows, min_rows), total
+    num_paired, num_res = len(plan.paired), record.num_res
+    shape = max(plan.num_rows, min_rows), num_res
     msa = np.zeros(shape, np.uint8)
     msa[num_paired : plan.num_rows] = GAP
-    owner = np.full(shape[0], -1, np.int32)
-    owner[:num_paired] = 0
-    at, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+    row_entity = np.full(shape[0], -1, np.int32)
+    row_entity[:num_paired] = 0
+    cells, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
     column, row = 0, num_paired
     for number, chain in enumerate(record.chains):
-        own, pairing = plan.unpaired[number], record.pairing[number]
-        owner[row : row + len(own)] = number + 1
-        blocks = [(row, chain, own)]
+        unpaired, pairing = plan.unpaired[number], record.pairing[number]
+        row_entity[row : row + len(unpaired)] = number + 1
+        blocks = [(row, chain, unpaired)]
         if num_paired:
             if pairing is None:
                 raise ValueError("a complex of several sequences needs rows to pair of each")
             blocks.append((0, pairing, plan.paired[:, number]))
-        for first, rows, taken in blocks:
-            there = (taken >= 0)[:, None]
-            cells = np.where(there, np.minimum(rows.msa[taken], GAP), np.uint8(GAP))
-            place, where, number_of = _deletions(rows, taken)
+        for first, alignment, rows in blocks:
+            codes = np.minimum(alignment.msa[rows], GAP)
+            codes[rows < 0] = GAP
+            deletion_row, deletion_column, deletion_count = _deletions(alignment, rows)
             for copy in range(len(record.copies[number])):
                 start = column + copy * chain.num_res
-                msa[first : first + len(taken), start : start + chain.num_res] = cells
-                at.append((first + place) * total + start + where)
-                counts.append(number_of)
+                msa[first : first + len(rows), start : start + chain.num_res] = codes
+                cells.append((first + deletion_row) * num_res + start + deletion_column)
+                counts.append(deletion_count)
         column += chain.num_res * len(record.copies[number])
-        row += len(own)
-    places = Sparse(shape, np.int32, np.concatenate(at), np.concatenate(counts))
-    return {"msa": msa, "deletions": places, "row_entity": owner}
+        row += len(unpaired)
+    deletions = Sparse(shape, np.int32, np.concatenate(cells), np.concatenate(counts))
+    return {"msa": msa, "deletions": deletions, "row_entity": row_entity}
 
 
 def _deletions(
-    record: ChainRecord, taken: Int[np.ndarray, " R"]
+    record: ChainRecord, rows: Int[np.ndarray, " R"]
 ) -> tuple[Int[np.ndarray, " d"], Int[np.ndarray, " d"], Int[np.ndarray, " d"]]:
-    """Place of the row, column and number of the deletions of these rows; none of a row of -1.
+    """Index into `rows`, column and count of each deletion of these rows; none for rows of -1.
 
     Raises:
-        ShardCorrupt: one is outside the alignment.
+        ShardCorrupt: a deletion is outside the alignment.
     """
     order = np.argsort(record.deletion_row, kind="stable")
-    rows, columns = record.deletion_row[order], record.deletion_column[order]
+    sorted_rows, columns = record.deletion_row[order], record.deletion_column[order]
     if len(order) and not 0 <= columns.min() <= columns.max() < record.num_res:
         raise ShardCorrupt("a deletion is outside the alignment", item=record.chain_id)
-    there = np.flatnonzero(taken >= 0)
-    first = np.searchsorted(rows, taken[there])
-    many = np.searchsorted(rows, taken[there], side="right") - first
-    chosen = joined_runs(first, many)
-    counts = record.deletion_count[order[chosen]]
-    return np.repeat(there, many), columns[chosen].astype(np.int64), counts
+    index = np.flatnonzero(rows >= 0)
+    first = np.searchsorted(sorted_rows, rows[index])
+    lengths = np.searchsorted(sorted_rows, rows[index], side="right") - first
+    selected = joined_runs(first, lengths)
+    counts = record.deletion_count[order[selected]]
+    return np.repeat(index, lengths), columns[selected].astype(np.int64), counts
 
 
 def _slots(value: np.ndarray, slots: int) -> np.ndarray:
-    """The first templates; zeros where there are fewer."""
-    whole = np.zeros([slots, *value.shape[1:]], value.dtype)
-    whole[: len(value)] = value[:slots]
-    return whole
+    """The first `slots` templates, padded with zeros."""
+    padded = np.zeros([slots, *value.shape[1:]], value.dtype)
+    padded[: len(value)] = value[:slots]
+    return padded
 
 
 def _first_copies(record: AssemblyRecord, value: np.ndarray) -> np.ndarray:
-    """Of every copy of a sequence what the first one has."""
+    """Values of every chain, those of further copies replaced by the first copy's."""
     parts, start = [], 0
     for chain, names in zip(record.chains, record.copies, strict=True):
         parts += [value[start : start + chain.num_res]] * len(names)

@@ -23,14 +23,16 @@ _FEATURES: Final[dict[str, Callable[..., dict[str, Any]]]] = {
 def entry_batch(
     samples: Iterable[tuple[dict[str, Tensor], tuple[str, tuple[str, ...]]]], config: EntryConfig
 ) -> dict[str, Any]:
-    """Features of samples as they were laid out, their tensors on the device, and what they are:
-    an entry's name and those of the chains that each was drawn for."""
-    make = _FEATURES[config.project]
+    """Features of each sample, with its entry id and the names of the chains it was drawn for.
+
+    A sample is the tensors of its plan on the device, and those names.
+    """
+    make_features = _FEATURES[config.project]
     batch: dict[str, Any] = {"samples": [], "entry_id": [], "chains": []}
-    for laid, (entry, datapoint) in samples:
-        batch["samples"].append(make(laid, config.view))
-        batch["entry_id"].append(entry)
-        batch["chains"].append(datapoint)
+    for laid, (entry_id, chain_names) in samples:
+        batch["samples"].append(make_features(laid, config.view))
+        batch["entry_id"].append(entry_id)
+        batch["chains"].append(chain_names)
     return batch
 
 
@@ -40,14 +42,16 @@ def openfold3_batch(batch: dict[str, Any]) -> dict[str, Any]:
     return {
         **stacked(batch["samples"]),
         "pdb_id": [name.rpartition("-")[0] or name for name in batch["entry_id"]],
-        "preferred_chain_or_interface": [one[0] if len(one) == 1 else one for one in chains],
+        "preferred_chain_or_interface": [
+            names[0] if len(names) == 1 else names for names in chains
+        ],
     }
 
 
 def stacked(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Samples padded with zeros to the longest along their first axis, and stacked.
 
-    A last axis of one element goes, as in OpenFold3; texts and atom orders stay lists.
+    A last axis of one element is squeezed, as in OpenFold3; strings and atom orders stay lists.
     """
     batch: dict[str, Any] = {}
     for name, first in samples[0].items():
@@ -65,7 +69,7 @@ _LISTED: Final = frozenset(
     "all_coords all_resolved_mask crop_to_all_atom_map chain_symmetries amino_acids_symmetries "
     "ligand_symmetries".split()
 )
-"""Boltz's features that stay a list, one a sample."""
+"""Boltz's features that stay lists of samples."""
 
 
 def boltz_batch(batch: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +80,7 @@ def boltz_batch(batch: dict[str, Any]) -> dict[str, Any]:
     samples = batch["samples"]
     values = {name: [sample[name] for sample in samples] for name in samples[0]}
     return {
-        name: those if name in _LISTED else stack_padded(those) for name, those in values.items()
+        name: listed if name in _LISTED else stack_padded(listed) for name, listed in values.items()
     }
 
 
@@ -84,7 +88,7 @@ def protenix_batch(batch: dict[str, Any]) -> dict[str, Any]:
     """The dict that Protenix's training step takes, of a batch of `LoaderConfig.protenix()`.
 
     Raises:
-        ValueError: there are several samples, or none: Protenix trains on one a GPU.
+        ValueError: the batch does not have one sample, as Protenix requires.
     """
     samples: list[dict[str, Any]] = batch["samples"]
     if len(samples) != 1:

@@ -1,4 +1,4 @@
-"""Catalog of the chains and interfaces of entries that pass the filters."""
+"""Catalog of eligible datapoints of entries: their chains and interfaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evofeed.base.errors import LoaderError
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import EntryConfig, LoaderConfig
 from evofeed.loader.counter_rng import below
-from evofeed.loader.order import column, let_through, whole_column
+from evofeed.loader.order import arrow_column, column, filter_rows
 from evofeed.loader.views.weights import (
     DatapointDraw,
     cluster_sizes,
@@ -22,19 +22,19 @@ from evofeed.store import Entries
 from evofeed.store.inner import RecordSpan
 
 _DATES: Final = {"openfold3": "earliest_date"}
-"""Date that a project filters by, if not the first of the history."""
+"""Date column that a project filters by, if not `release_date`."""
 _NMR: Final = ("SOLUTION NMR", "SOLID-STATE NMR")
 
 
-class EntryPlace(NamedTuple):
-    """Where an entry and its alignments are: a reader opens no table."""
+class EntryLocation(NamedTuple):
+    """Location of an entry and its alignments in the store: a reader needs no table besides."""
 
     dataset: int
     chain_id: str
-    """The entry's own name."""
+    """The entry id."""
     key: str
     offset: int
-    """Of its record: what a storage is asked for to see whether it answers."""
+    """Of its record, for a read that probes whether the storage answers."""
     span: RecordSpan
     alignments: tuple[RecordSpan, ...]
     molecules: RecordSpan
@@ -42,11 +42,11 @@ class EntryPlace(NamedTuple):
     datapoint: tuple[int, ...]
     """A chain, or the two chains of an interface."""
     nbytes: int
-    """That a slot should have."""
+    """Bytes of a slot."""
 
 
 class EntryCatalog(ChainCatalog):
-    """The chains and interfaces of one dataset's entries that may be drawn."""
+    """The eligible chains and interfaces of one dataset's entries."""
 
     def __init__(self, entries: Entries, number: int, config: LoaderConfig) -> None:
         assert config.entries is not None
@@ -56,8 +56,8 @@ class EntryCatalog(ChainCatalog):
         self.index = table = entries.datapoints
         self._entry = column(table, "entry")
         self._ids = entries.table["entry_id"].to_pylist()
-        mine = np.isin(self._entry, eligible_entries(entries, config))
-        self.rows = np.flatnonzero(mine & (column(table, "project") == rules.project))
+        of_project = np.isin(self._entry, eligible_entries(entries, config))
+        self.rows = np.flatnonzero(of_project & (column(table, "project") == rules.project))
         if not len(self.rows):
             raise LoaderError(
                 f"nothing of {len(self._ids)} entries may be drawn for {rules.project}",
@@ -68,9 +68,9 @@ class EntryCatalog(ChainCatalog):
         self.cost = column(entries.table, f"tokens_{rules.project}")[self._entry]
         self._molecules = entries.span("molecules", rules.project)
         self._components = entries.span("components", "components")
-        there = set(entries.names("alignment"))
+        available = set(entries.names("alignment"))
         self._alignments = [
-            tuple(name for name in names if name in there)
+            tuple(name for name in names if name in available)
             for names in entries.table["alignments"].to_pylist()
         ]
 
@@ -95,24 +95,24 @@ class EntryCatalog(ChainCatalog):
         return pair_weights(kinds, cluster, pair.reshape(-1), rules.weights)
 
     def chain_ids(self) -> list[str]:
-        """Names of the entries that may be drawn."""
+        """Ids of the eligible entries."""
         return [self._ids[row] for row in np.unique(self._entry[self.rows])]
 
     def largest(self) -> int:
-        """Row of any datapoint: slots are of one size."""
+        """Row of any datapoint: all slots have one size."""
         return int(self.rows[0])
 
-    def other(self, key: int, attempt: int) -> int:
-        """A datapoint in place of one that cannot be read, by its weight."""
+    def substitute(self, key: int, attempt: int) -> int:
+        """Row of a datapoint, drawn by weight, that replaces an unreadable one."""
         drawn = self._draw.rows(key, attempt, below(key, 1 << 20, attempt), 1)
         return int(self.rows[drawn[0]])
 
-    def place(self, row: int) -> EntryPlace:  # type: ignore[override]
-        """Where the entry of a datapoint is."""
+    def location(self, row: int) -> EntryLocation:  # type: ignore[override]
+        """The location of the entry of a datapoint."""
         number = int(self._entry[row])
         span = self._entries.span("entry", self._ids[number])
         names = self._alignments[number]
-        return EntryPlace(
+        return EntryLocation(
             dataset=self.number,
             chain_id=span.record_id,
             key=span.key,
@@ -127,10 +127,10 @@ class EntryCatalog(ChainCatalog):
 
 
 def eligible_entries(entries: Entries, config: LoaderConfig) -> np.ndarray:
-    """Rows of their table that the filters let through, ascending.
+    """Rows of the entry table that pass the filters, ascending.
 
     Raises:
-        LoaderError: none is left; says which filter took how many.
+        LoaderError: no entry passes; names the filters and their counts.
     """
     assert config.entries is not None
     rules, table, points = config.entries, entries.table, entries.datapoints
@@ -143,10 +143,10 @@ def eligible_entries(entries: Entries, config: LoaderConfig) -> np.ndarray:
         by_nmr = np.array([bool(names) and names[0] in _NMR for names in methods], bool)
         filters["no resolution"] = np.isnan(resolution) & ~by_nmr
     if len(points):
-        mine = column(points, "project") == rules.project
-        alone = mine & (column(points, "chain_b") < 0)
-        counts = np.bincount(column(points, "entry")[alone], minlength=len(table))
+        of_project = column(points, "project") == rules.project
+        chains = of_project & (column(points, "chain_b") < 0)
+        counts = np.bincount(column(points, "entry")[chains], minlength=len(table))
         filters[f"over {rules.max_chains} chains"] = counts > rules.max_chains
-    dates = whole_column(table, _DATES.get(rules.project, "release_date"))
-    dates = pc.if_else(pc.equal(dates, ""), whole_column(table, "deposit_date"), dates)
-    return let_through(table, "entry", filters, config, dates)
+    dates = arrow_column(table, _DATES.get(rules.project, "release_date"))
+    dates = pc.if_else(pc.equal(dates, ""), arrow_column(table, "deposit_date"), dates)
+    return filter_rows(table, "entry", filters, config, dates)

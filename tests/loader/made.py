@@ -59,13 +59,13 @@ def make_batch(
     catalog = ChainCatalog(dataset.index, 0, config)
     arena = Arena(32 << 20)
     maker = BatchMaker([catalog], config, arena, torch.device(device), fused=fused)
-    slots = []
+    slots, templates = [], config.max_templates > 0
     for sample in samples:
-        place = catalog.place(sample.row)
-        nbytes = slot_nbytes(place, config.max_templates > 0) + maker.words_nbytes(place)
+        location = catalog.location(sample.row)
+        nbytes = slot_nbytes(location, templates) + maker.words_nbytes(location)
         offset = arena.allocate(nbytes)
         assert offset is not None
-        request = ReadRequest(0, place, config.supervised, config.max_templates > 0, offset, nbytes)
+        request = ReadRequest(0, location, config.supervised, templates, offset, nbytes)
         memory = memoryview(arena.memory)[offset : offset + nbytes]
         slots.append(FilledSlot(sample, read_chain(dataset.storage, request, memory), offset))
         memory.release()
@@ -109,15 +109,15 @@ def replay_fused(
     dataset = Dataset.open(str(folder))
     config = case.config
     index = LoaderConfig(supervised=config.supervised, max_resolution=np.inf, max_aa_fraction=1.0)
-    place = ChainCatalog(dataset.index, 0, index).place(0)
-    nbytes = slot_nbytes(place, True)
+    location = ChainCatalog(dataset.index, 0, index).location(0)
+    nbytes = slot_nbytes(location, True)
     slot = bytearray(nbytes)
-    request = ReadRequest(0, place, config.supervised, True, 0, nbytes)
+    request = ReadRequest(0, location, config.supervised, True, 0, nbytes)
     slab = read_chain(dataset.storage, request, memoryview(slot))
     draws = RecordedDraws(case.draws, config)
-    rows = recycle_words(place.sizes[1], is_distillation=False, draws=draws, config=config)
+    rows = recycle_words(location.sizes[1], is_distillation=False, draws=draws, config=config)
     kernels, words = prepare(
-        slab, place.sizes, case.crop, config, [rows], torch.device(device),
+        slab, location.sizes, case.crop, config, [rows], torch.device(device),
         key=0, number=0, batch=1, resolution=case.chain.resolution, is_distillation=False,
     )  # fmt: skip
     data = torch.frombuffer(slot, dtype=torch.uint8)[slab.start : slab.stop].to(device)

@@ -34,5 +34,5 @@ def watched(dataset: Dataset, before: Before) -> Dataset:
 def read_of(dataset: Dataset, row: int) -> tuple[str, int]:
     """Key and offset of the loader's read of a chain."""
     loader = FeatureLoader(dataset, LoaderConfig(), device="cpu", reader="thread")
-    place = loader.planner.catalogs[0].place(row)
-    return place.key, place.offset + place.starts[0]
+    location = loader.planner.catalogs[0].location(row)
+    return location.key, location.offset + location.starts[0]

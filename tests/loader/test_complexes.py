@@ -43,7 +43,7 @@ def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[di
         if plan.epoch != epoch:
             return made
         for sample in plan.samples:
-            name = loader.planner.catalogs[sample.dataset].place(sample.row).chain_id
+            name = loader.planner.catalogs[sample.dataset].location(sample.row).chain_id
             planned = plan_complex(dataset.assemblies[name], config, SampleDraws(sample.key))
             tensors = complex_tensors(*planned)
             made.append(complex_batch([(tensors, sample.key)], plan.recycles, config))

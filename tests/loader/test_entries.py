@@ -16,7 +16,7 @@ from evofeed.base.errors import LoaderError
 from evofeed.loader import FeatureLoader, LoaderConfig, boltz_batch, openfold3_batch, protenix_batch
 from evofeed.loader.config import EntryConfig
 from evofeed.loader.entries import reading
-from evofeed.loader.entries.catalog import EntryCatalog, EntryPlace
+from evofeed.loader.entries.catalog import EntryCatalog, EntryLocation
 from evofeed.loader.entries.reading import plan_entry
 from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.openfold3.plan import plan_sample
@@ -66,11 +66,11 @@ def test_a_batch_is_what_boltzs_training_step_takes() -> None:
     atoms = {"all_coords", "all_resolved_mask", "crop_to_all_atom_map"}
     assert more[0].keys() - batches[0].keys() == lists | atoms
     assert all(any(sample for batch in more for sample in batch[name]) for name in lists)
-    place = more[0]["crop_to_all_atom_map"][0].long()
-    coords, present = more[0]["coords"][0, 0, : len(place)], more[0]["atom_resolved_mask"][0]
-    assert present[: len(place)].equal(more[0]["all_resolved_mask"][0][place].bool())
-    centered = more[0]["all_coords"][0][place]
-    centered = centered - centered[present[: len(place)]].mean(0)
+    index = more[0]["crop_to_all_atom_map"][0].long()
+    coords, present = more[0]["coords"][0, 0, : len(index)], more[0]["atom_resolved_mask"][0]
+    assert present[: len(index)].equal(more[0]["all_resolved_mask"][0][index].bool())
+    centered = more[0]["all_coords"][0][index]
+    centered = centered - centered[present[: len(index)]].mean(0)
     torch.testing.assert_close(coords, centered, rtol=0, atol=1e-4)
     assert batches[0]["msa"].shape == (2, 16, 32, 33)
     assert batches[0]["ref_pos"].shape == (2, 512, 3)
@@ -98,10 +98,10 @@ def test_a_sample_is_the_plan_of_its_record_at_its_position() -> None:
     entries = Dataset.open(dataset_uri()).entries
     catalog = EntryCatalog(entries, 0, config())
     for row in catalog.rows[:6].tolist():
-        place = catalog.place(row)
-        packed, _ = plan_entry(entries.dataset.storage, place, 77, RULES)
-        record = entries[place.chain_id]
-        section = entries.section(place.chain_id, "openfold3")
+        location = catalog.location(row)
+        packed, _ = plan_entry(entries.dataset.storage, location, 77, RULES)
+        record = entries[location.chain_id]
+        section = entries.section(location.chain_id, "openfold3")
         names = {
             entity: name
             for entity, name in alignment_names(record, section).items()
@@ -109,7 +109,7 @@ def test_a_sample_is_the_plan_of_its_record_at_its_position() -> None:
         }
         view = openfold3_view(record, section, entries.molecules("openfold3"), names)
         found = [entries.alignment(name) for name in view.alignments]
-        again = plan_sample(view, found, place.datapoint, SampleDraws(77), RULES.view)
+        again = plan_sample(view, found, location.datapoint, SampleDraws(77), RULES.view)
         assert packed.keys() == again.keys()
         for name, value in packed.items():
             np.testing.assert_equal(value, again[name], name)
@@ -128,13 +128,13 @@ def test_a_draw_without_a_sample_is_replaced_alike_whatever_comes_first(
 ) -> None:
     """A chain that has no sample for one draw is asked for by others, known or not yet."""
 
-    def plan(storage: Any, place: EntryPlace, key: int, rules: EntryConfig) -> Any:
-        drawn = zlib.crc32(f"{key} {place.chain_id} {place.datapoint}".encode())
+    def plan(storage: Any, location: EntryLocation, key: int, rules: EntryConfig) -> Any:
+        drawn = zlib.crc32(f"{key} {location.chain_id} {location.datapoint}".encode())
         if drawn % 2:
             time.sleep(delay * (drawn % 5))
-            refused.add(place.chain_id)
-            raise LoaderError("there is no sample", item=place.chain_id)
-        return plan_entry(storage, place, key, rules)
+            refused.add(location.chain_id)
+            raise LoaderError("there is no sample", item=location.chain_id)
+        return plan_entry(storage, location, key, rules)
 
     monkeypatch.setattr(reading, "plan_entry", plan)
     found = []

@@ -78,7 +78,7 @@ def test_a_slot_that_is_freed_is_not_read_any_more(
     with FeatureLoader(dataset, CONFIG, device="cpu", reader="thread") as loader:
         want = [dict(batch) for batch in loader]
         catalog = loader._catalogs[0]
-    tight = int(2.5 * slot_nbytes(catalog.place(catalog.largest()), True)) + 8192
+    tight = int(2.5 * slot_nbytes(catalog.location(catalog.largest()), True)) + 8192
     poisoned = []
     free = Arena.free
 

@@ -110,13 +110,12 @@ def test_a_frozen_reader_that_takes_no_more_is_replaced(tmp_path: Path) -> None:
     """Not waited for: the message is larger than what fits between the two."""
     dataset = small_dataset(tmp_path / "d", 1)
     catalog = ChainCatalog(dataset.index, 0, LoaderConfig())
-    nbytes = slot_nbytes(catalog.place(0), True)
+    nbytes = slot_nbytes(catalog.location(0), True)
     arena = Arena(2 * nbytes)
     offset = arena.allocate(nbytes)
     assert offset is not None
-    many = [
-        ReadRequest(number, catalog.place(0), True, True, offset, nbytes) for number in range(4000)
-    ]
+    request = ReadRequest(0, catalog.location(0), True, True, offset, nbytes)
+    many = [request._replace(number=number) for number in range(4000)]
     assert len(pickle.dumps(many)) > 300_000
     readers = ProcessReaders([dataset.storage], arena, 1, taking=2.0)
     try:

@@ -196,10 +196,10 @@ def test_damage_in_a_cache_is_mended_from_the_remote(
         assert_equal(batches(there), want)
         catalog = ChainCatalog(there.index, 0, CONFIG)
         for row in catalog.rows[::2]:
-            place = catalog.place(int(row))
-            path = tmp_path / "cache" / place.key
+            location = catalog.location(int(row))
+            path = tmp_path / "cache" / location.key
             data = bytearray(path.read_bytes())
-            data[place.offset + place.starts[COLUMN_NUMBER["msa"]] + HEADER_NBYTES] ^= 1
+            data[location.offset + location.starts[COLUMN_NUMBER["msa"]] + HEADER_NBYTES] ^= 1
             path.write_bytes(data)
         assert_equal(batches(there), want)
         for path in (tmp_path / "cache").rglob("*.arrow"):

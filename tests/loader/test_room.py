@@ -35,10 +35,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def largest_slot(dataset: Dataset) -> int:
     catalog = open_loader(dataset)._catalogs[0]
-    places = [catalog.place(int(row)) for row in catalog.rows]
-    largest = catalog.place(catalog.largest())
-    assert max(slot_nbytes(place, True) for place in places) == slot_nbytes(largest, True)
-    return max(slot_nbytes(place, False) for place in places)
+    locations = [catalog.location(int(row)) for row in catalog.rows]
+    largest = catalog.location(catalog.largest())
+    assert max(slot_nbytes(location, True) for location in locations) == slot_nbytes(largest, True)
+    return max(slot_nbytes(location, False) for location in locations)
 
 
 @contextmanager

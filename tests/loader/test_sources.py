@@ -128,7 +128,7 @@ def test_what_is_damaged_is_named_counted_and_replaced_alike_everywhere(
     with open_loader(kind, folder) as loader:
         sound, planner = take(loader, 8), loader.planner
     rows = [planner.sample(*divmod(number, 4)).row for number in range(8)]
-    gone = [planner.catalogs[0].place(row).chain_id in bad for row in rows]
+    gone = [planner.catalogs[0].location(row).chain_id in bad for row in rows]
     with open_loader(kind, folder, uri=uri) as loader:
         found, stats = take(loader, 8), loader.stats()
     assert [one != two for one, two in zip(sound, found, strict=True)] == gone

@@ -19,15 +19,15 @@ EVERYTHING = LoaderConfig(supervised=False, max_resolution=1e9, max_aa_fraction=
 
 
 def load_chain(dataset: Dataset, row: int, templates: tuple[int, ...]) -> ChainTensors:
-    place = ChainCatalog(dataset.index, 0, EVERYTHING).place(row)
-    nbytes = slot_nbytes(place, True)
+    location = ChainCatalog(dataset.index, 0, EVERYTHING).location(row)
+    nbytes = slot_nbytes(location, True)
     slot = bytearray(nbytes)
     slab = read_chain(
-        dataset.storage, ReadRequest(0, place, True, True, 0, nbytes), memoryview(slot)
+        dataset.storage, ReadRequest(0, location, True, True, 0, nbytes), memoryview(slot)
     )
     return unpack_chain(
-        *(slab, np.frombuffer(slot, np.uint8), place.sizes, templates),
-        place=Origin(place.chain_id, place.key),
+        *(slab, np.frombuffer(slot, np.uint8), location.sizes, templates),
+        origin=Origin(location.chain_id, location.key),
         device=torch.device("cpu"),
         resolution=0.0,
         is_distillation=False,

@@ -91,7 +91,8 @@ def sample_names(loader: Any) -> Callable[[], list[str]]:
 def _planned_names(planner: Any, epoch: int, consumed: int) -> list[str]:
     plan = next(planner.batches(epoch, consumed - planner.width))
     return [
-        f"{planner.catalogs[s.dataset].place(s.row).chain_id} (epoch {epoch}, sample {s.position})"
+        f"{planner.catalogs[s.dataset].location(s.row).chain_id} "
+        f"(epoch {epoch}, sample {s.position})"
         for s in plan.samples
     ]
 

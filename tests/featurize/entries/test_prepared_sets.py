@@ -139,10 +139,10 @@ def samples(entries: Entries, project: str) -> dict[Any, dict[str, np.ndarray]]:
     catalog = EntryCatalog(entries, 0, LoaderConfig(entries=rules, max_resolution=float("inf")))
     found = {}
     for row, weight in zip(catalog.rows.tolist(), catalog._weights(rules), strict=True):
-        place = catalog.place(row)
-        laid, (_, names) = plan_entry(entries.dataset.storage, place, 7, rules)
+        location = catalog.location(row)
+        laid, (_, names) = plan_entry(entries.dataset.storage, location, 7, rules)
         packed = {name: numbers(value) for name, value in laid.items()}
-        found[place.chain_id.partition("-")[0], names] = {**packed, "weight": weight}
+        found[location.chain_id.partition("-")[0], names] = {**packed, "weight": weight}
     return found
 
 
@@ -375,5 +375,5 @@ def test_a_prepared_set_is_recognised_and_gives_samples(tmp_path: Path, inside: 
     config = LoaderConfig(entries=rules, max_resolution=float("inf"))
     catalog = EntryCatalog(entries, 0, config)
     for row in catalog.rows.tolist():
-        packed, _ = plan_entry(entries.dataset.storage, catalog.place(row), row, rules)
+        packed, _ = plan_entry(entries.dataset.storage, catalog.location(row), row, rules)
         assert len(packed)

@@ -80,13 +80,13 @@ def test_hits_become_templates_that_entries_released_later_get(raw: Path, inside
     for days, there in ((0, True), (60, False)):
         rules = EntryConfig.openfold3(templates_before_days=days)
         catalog = EntryCatalog(entries, 0, LoaderConfig(entries=rules))
-        place = catalog.place(int(catalog.rows[0]))
-        packed = [plan_entry(entries.dataset.storage, place, key, rules)[0] for key in range(8)]
+        location = catalog.location(int(catalog.rows[0]))
+        packed = [plan_entry(entries.dataset.storage, location, key, rules)[0] for key in range(8)]
         assert any("_template_restype" in one for one in packed) == there
         rules = EntryConfig.protenix(templates_before_days=days, templates=True)
         catalog = EntryCatalog(entries, 0, LoaderConfig(entries=rules))
-        place = catalog.place(int(catalog.rows[0]))
-        packed = [plan_entry(entries.dataset.storage, place, key, rules)[0] for key in range(8)]
+        location = catalog.location(int(catalog.rows[0]))
+        packed = [plan_entry(entries.dataset.storage, location, key, rules)[0] for key in range(8)]
         assert any(np.isfinite(one["_template_position"]).any() for one in packed) == there
 
 

@@ -16,7 +16,7 @@ from tests.loader.recorded import RecordedDraws, from_raw_features
 
 from evofeed.loader.assembly.features import AssemblyTensors
 from evofeed.loader.assembly.pairing import RowPlan, plan_rows
-from evofeed.loader.assembly.plan import Facts, merge_chains
+from evofeed.loader.assembly.plan import AssemblyInfo, merge_chains
 from evofeed.loader.config import AssemblyConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.from_record import complex_tensors
@@ -63,8 +63,8 @@ class Recorded:
         truth = {name: self.example.get(f"{coordinates}.{name}") for name in names}
         record = dataclasses.replace(self.record, **truth)
         laid = merge_chains(record, plan, config, config.max_templates)
-        facts = Facts(plan.num_rows, record.num_chains, record.chains[0].resolution, False)
-        return complex_tensors({"kept": np.arange(record.num_res), **laid}, facts)
+        info = AssemblyInfo(plan.num_rows, record.num_chains, record.chains[0].resolution, False)
+        return complex_tensors({"crop": np.arange(record.num_res), **laid}, info)
 
 
 def own_rows(recorded: Recorded, rows: np.ndarray) -> np.ndarray:

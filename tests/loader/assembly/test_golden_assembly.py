@@ -53,7 +53,7 @@ def test_the_merged_example_is_the_recorded_one(recorded: Recorded, stable: bool
         want |= {k[7:]: v for k, v in recorded.example.items() if k.startswith("stable.")}
     made = recorded.merged(plan, AssemblyConfig.openfold())
     compared = 0
-    count = made.facts.num_rows
+    count = made.info.num_rows
     rows_mask = np.zeros(made.msa.shape, np.int8)
     rows_mask[:count] = 1
     bias = np.zeros(len(made.msa), np.int8)
@@ -66,13 +66,13 @@ def test_the_merged_example_is_the_recorded_one(recorded: Recorded, stable: bool
         "sym_id": made.sym_id,
         "msa": made.msa,
         "deletion_matrix": made.deletions,
-        "bert_mask": made.own_cells(torch.arange(len(made.msa))),
+        "bert_mask": made.entity_cells(torch.arange(len(made.msa))),
         "template_aatype": made.template_aatype,
         "template_all_atom_positions": made.template_all_atom_positions,
         "template_all_atom_mask": made.template_all_atom_mask,
         "num_alignments": torch.tensor(count),
         "seq_length": torch.tensor(made.num_res),
-        "assembly_num_chains": torch.tensor(made.facts.num_chains),
+        "assembly_num_chains": torch.tensor(made.info.num_chains),
         "entity_mask": (made.entity_id > 0),
         "seq_mask": torch.ones(made.num_res, dtype=torch.int8),
         "msa_mask": torch.from_numpy(rows_mask),
@@ -80,7 +80,7 @@ def test_the_merged_example_is_the_recorded_one(recorded: Recorded, stable: bool
     }
     if made.positions is not None and made.mask is not None:
         got |= {"all_atom_positions": made.positions, "all_atom_mask": made.mask.to(torch.int8)}
-        got |= {"resolution": torch.tensor(made.facts.resolution)}
+        got |= {"resolution": torch.tensor(made.info.resolution)}
     for name, value in want.items():
         if name in ("all_atom_positions", "all_atom_mask") and made.positions is None:
             continue  # without a structure it is made of the sequence: nobody reads it
@@ -124,7 +124,7 @@ def test_every_recorded_feature_comes_out_of_the_replay(path: Path, golden: Path
     if crops and "mid.crop_idxs" in draws:
         unresolved_alike(kept, draws["mid.crop_idxs"], mask)
         kept = draws["mid.crop_idxs"].astype(np.int64)
-    made = replace(made, kept=torch.from_numpy(kept))
+    made = replace(made, crop=torch.from_numpy(kept))
     templates = () if crops else tuple(range(made.template_aatype.shape[0]))
     num_res = config.crop_size or made.num_res
     batch = empty_batch(
@@ -133,7 +133,7 @@ def test_every_recorded_feature_comes_out_of_the_replay(path: Path, golden: Path
     put(batch, assembly_constants(made, templates, config), 0)
     for recycle in range(recycles):
         fraction = mode["masked_msa_replace_fraction"]
-        of_recycle = RecordedRecycle(draws, recycle, made.facts.num_rows, fraction)
+        of_recycle = RecordedRecycle(draws, recycle, made.info.num_rows, fraction)
         features = assembly_recycle(made, of_recycle, config)
         put(batch, features, recycle, 0)
     compared = 0
