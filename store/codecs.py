@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from evofeed.store.layout import Codec, Compression, PackedColumn, most_unpacked
+from evofeed.store.layout import Codec, Compression, PackedColumn, max_unpacked
 
 ZSTD_LEVEL = 9
 """Decodes faster than level 3 on MSAs and is a tenth smaller."""
@@ -26,7 +26,7 @@ def compressed(column: PackedColumn) -> PackedColumn:
     """The column under zstd, if that makes it smaller and readers accept it."""
     codec = pa.Codec("zstd", compression_level=ZSTD_LEVEL)
     small = codec.compress(pa.py_buffer(column.payload), asbytes=True)
-    if not len(small) < len(column.payload) <= most_unpacked(len(small)):
+    if not len(small) < len(column.payload) <= max_unpacked(len(small)):
         return column
     return PackedColumn(column.codec, memoryview(small), Compression.ZSTD, column.raw_nbytes)
 
@@ -35,7 +35,7 @@ def decompressed(column: PackedColumn, limit: int | None = None) -> PackedColumn
     """The column without compression; nothing is unpacked that claims more bytes than `limit`."""
     if column.compression == Compression.NONE:
         return column
-    most = most_unpacked(len(column.payload))
+    most = max_unpacked(len(column.payload))
     most = most if limit is None else min(limit, most)
     if column.raw_nbytes > most:
         raise ValueError(f"{column.raw_nbytes} bytes claimed, {most} possible")

@@ -1,4 +1,4 @@
-"""`evofeed snapshots`: look at datasets, change them, check them."""
+"""`evofeed snapshots`: commands that list, change and verify datasets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Moved = Annotated[str, typer.Option(help="The ref to read and move.")]
 
 
 def _show(as_json: bool, values: Any, lines: list[str]) -> None:
-    """Print values for machines, or lines for people."""
+    """Print JSON, or lines of text."""
     typer.echo(json.dumps(values, indent=2) if as_json else "\n".join(lines))
 
 
-def _opened(uri: str, snapshot: str) -> Any:
-    from evofeed.store import Dataset, address_and_ref  # and with them Arrow, for no --help
+def _open(uri: str, snapshot: str) -> Any:
+    from evofeed.store import Dataset, address_and_ref  # not at the top: --help needs no Arrow
 
     return Dataset.open(*address_and_ref(uri, snapshot))
 
@@ -38,7 +38,7 @@ snapshots = group(
 _NOUNS = {"chains": "chain", "assemblies": "assembly", "entries": "entry"}
 _TO_REPAIR = (
     "to repair: remove the damaged files and run the `evofeed featurize` that made them again, "
-    "which makes only what is missing; or copy the snapshot from a sound place"
+    "which makes only what is missing; or copy the snapshot from a backup"
 )
 
 
@@ -58,26 +58,27 @@ def list_all(uri: Uri, as_json: Json = False) -> None:
         names.setdefault(ref.digest, []).append(ref.name)
     rows: list[dict[str, Any]] = []
     lines = []
-    for digest, made in ((one.digest, one.manifest) for one in list_snapshots(storage)):
-        holds = {"chains": made.num_chains}
-        for what, part in (("assemblies", made.assemblies), ("entries", made.entries)):
-            holds[what] = part["num"] if part else 0
+    for snapshot in list_snapshots(storage):
+        digest, manifest = snapshot.digest, snapshot.manifest
+        sizes = {"chains": manifest.num_chains}
+        for kind, part in (("assemblies", manifest.assemblies), ("entries", manifest.entries)):
+            sizes[kind] = part["num"] if part else 0
         counts = ", ".join(
-            counted(n, _NOUNS[what], what) for what, n in holds.items() if n or what == "chains"
+            counted(n, _NOUNS[kind], kind) for kind, n in sizes.items() if n or kind == "chains"
         )
-        refs, nbytes = names.get(digest, []), sum(shard.nbytes for shard in made.shards)
-        about = {"shards": len(made.shards), "nbytes": nbytes, "parent": made.parent}
-        rows.append({"digest": digest, "refs": refs, **holds, **about})
-        line = f"{digest[:12]}  {counts:>16}  {counted(len(made.shards), 'shard'):>12}  "
+        refs, nbytes = names.get(digest, []), sum(shard.nbytes for shard in manifest.shards)
+        shards = {"shards": len(manifest.shards), "nbytes": nbytes, "parent": manifest.parent}
+        rows.append({"digest": digest, "refs": refs, **sizes, **shards})
+        line = f"{digest[:12]}  {counts:>16}  {counted(len(manifest.shards), 'shard'):>12}  "
         lines.append(f"{line}{nbytes / 1e6:>11,.1f} MB  {' '.join(refs)}".rstrip())
-    there = {row["digest"] for row in rows}
+    present = {row["digest"] for row in rows}
     lines += [
         f"{digest[:12]}  is not here, though it should be  {' '.join(refs)}"
         for digest, refs in names.items()
-        if digest not in there
+        if digest not in present
     ]
     if not rows:
-        read_ref(storage, "main")  # says that there is no dataset here, and what makes one
+        read_ref(storage, "main")  # raises: there is no dataset here, and what command makes one
     _show(as_json, rows, lines)
 
 
@@ -88,7 +89,7 @@ def chains(uri: Uri, snapshot: RefName = "main", as_json: Json = False) -> None:
     Example: evofeed snapshots chains data/
     """
     names = ["chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date"]
-    rows = _opened(uri, snapshot).index.select(names).to_pylist()
+    rows = _open(uri, snapshot).index.select(names).to_pylist()
     lines = [f"{'chain':<12} {'residues':>8} {'rows':>7} {'templates':>9} {'Å':>6}  released"]
     for row in rows:
         resolution = f"{row['resolution']:.2f}" if row["resolution"] else "-"
@@ -125,12 +126,12 @@ def card(
         notes = parse_json(report.read_text())["notes"] if report else None
     except (ValueError, TypeError, KeyError) as error:
         raise typer.BadParameter(f"{report} is not a report of a job ({error})") from None
-    about = {"name": name, "description": description, "license_name": license_name, "url": url}
-    made = dataset_card(_opened(uri, snapshot), **about, notes=notes)
+    texts = {"name": name, "description": description, "license_name": license_name, "url": url}
+    data_card = dataset_card(_open(uri, snapshot), **texts, notes=notes)
     if out is None:
-        _show(as_json, made.to_dict(), [made.to_markdown().rstrip()])
+        _show(as_json, data_card.to_dict(), [data_card.to_markdown().rstrip()])
         return
-    files = made.write(out)
+    files = data_card.write(out)
     _show(as_json, {"files": files}, files)
 
 
@@ -170,13 +171,13 @@ def overlap(
     from evofeed.store.likeness import Clusters
     from evofeed.store.likeness import overlap as compare
 
-    known = Clusters(clusters) if clusters else None
-    found = compare(_opened(uri, snapshot), _opened(other, other_snapshot), known)
-    lines = [f"{mine}  {theirs}" for mine, theirs in found.shared]
-    lines += [f"{chain_id}  is in no cluster" for chain_id in found.unclustered]
-    lines.append(f"{len(found.shared)} shared, {len(found.unclustered)} in no cluster")
-    _show(as_json, dataclasses.asdict(found), lines)
-    raise typer.Exit(1 if found else 0)
+    cluster_file = Clusters(clusters) if clusters else None
+    common = compare(_open(uri, snapshot), _open(other, other_snapshot), cluster_file)
+    lines = [f"{mine}  {theirs}" for mine, theirs in common.shared]
+    lines += [f"{chain_id}  is in no cluster" for chain_id in common.unclustered]
+    lines.append(f"{len(common.shared)} shared, {len(common.unclustered)} in no cluster")
+    _show(as_json, dataclasses.asdict(common), lines)
+    raise typer.Exit(1 if common else 0)
 
 
 @snapshots.command()
@@ -190,7 +191,7 @@ def verify(
 
     Example: evofeed snapshots verify data/ --deep
     """
-    dataset = _opened(uri, snapshot)
+    dataset = _open(uri, snapshot)
     faults = dataset.verify(deep)
     values = {"chains": len(dataset), "faults": [fault.to_dict() for fault in faults]}
     lines = [
@@ -236,11 +237,13 @@ def select(
         min_alignments=min_alignments, max_aa_fraction=max_aa_fraction,
         with_structure=with_structure,
     )  # fmt: skip
-    others = [_opened(text, "main") for text in apart_from or ()]
-    known = Clusters(clusters) if clusters else None
+    others = [_open(text, "main") for text in apart_from or ()]
+    cluster_file = Clusters(clusters) if clusters else None
     uri, snapshot = address_and_ref(uri, snapshot)
-    made = select_chains(uri, into, limits, snapshot=snapshot, apart_from=others, clusters=known)
-    _parts({into: made}, as_json)
+    selected = select_chains(
+        uri, into, limits, snapshot=snapshot, apart_from=others, clusters=cluster_file
+    )
+    _parts({into: selected}, as_json)
 
 
 @snapshots.command()
@@ -273,29 +276,35 @@ def split(
     from evofeed.store.likeness import Clusters
 
     try:
-        shares = {ref: float(part) for ref, _, part in (one.partition("=") for one in share or ())}
+        pairs = (text.partition("=") for text in share or ())
+        shares = {ref: float(fraction) for ref, _, fraction in pairs}
     except ValueError as error:
         raise typer.BadParameter(f"--share: {error}; write REF=FRACTION, as valid=0.1") from None
     part, _, date = released.partition("=")
     uri, snapshot = address_and_ref(uri, snapshot)
-    made = split_chains(
+    parts = split_chains(
         uri,
         Clusters(clusters) if clusters else None,
         shares,
         snapshot=snapshot, seed=seed, released=(part, date) if released else None,
         max_identity=max_identity, allow_similar=allow_similar,
     )  # fmt: skip
-    _parts(made, as_json)
-    found = made["train"].manifest.config["selection"]
-    if not as_json and "strongest_pairs" in found:
-        above = f"{found['pairs_above']} pairs of chains above identity {max_identity:g}"
-        print(f"between the parts: {above}" + "; the strongest:" * bool(found["strongest_pairs"]))
-        for query, target, identity, aligned, _ in found["strongest_pairs"]:
+    _parts(parts, as_json)
+    selection = parts["train"].manifest.config["selection"]
+    if not as_json and "strongest_pairs" in selection:
+        above = f"{selection['pairs_above']} pairs of chains above identity {max_identity:g}"
+        print(
+            f"between the parts: {above}" + "; the strongest:" * bool(selection["strongest_pairs"])
+        )
+        for query, target, identity, aligned, _ in selection["strongest_pairs"]:
             print(f"  {query} {target}: {identity:.0%} over {aligned} residues")
 
 
 def _parts(parts: dict[str, Any], as_json: bool) -> None:
-    rows = {ref: {"digest": m.digest, "chains": m.manifest.num_chains} for ref, m in parts.items()}
+    rows = {
+        ref: {"digest": part.digest, "chains": part.manifest.num_chains}
+        for ref, part in parts.items()
+    }
     lines = [
         f"{ref} -> {row['digest'][:12]}  {counted(row['chains'], 'chain')}"
         for ref, row in rows.items()

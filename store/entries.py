@@ -1,7 +1,7 @@
-"""Entries of a snapshot: whole assemblies with ligands and nucleic acids, and what belongs to them.
+"""Entries of a snapshot: full assemblies with ligands and nucleic acids, and their records.
 
-`dataset.entries` has a table of the entries, one of what may be drawn of them (`datapoints`), and
-reads records by id: an entry, what a project makes of it, an alignment, molecules, components.
+`dataset.entries` has a table of the entries, a table of the chains and interfaces to sample
+(`datapoints`), and reads records by id: entries, sections, alignments, molecules, components.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ ENTRY_FIELDS: Final = (
     *((f"atoms_{name}", pa.int32()) for name in PROJECTS),
 )
 """Rows are sorted by `entry_id`. Dates: the first, earliest and last of the history. `alignments`:
-names that those of its sequences would have. `tokens_` and `atoms_` of a project that does not take
-the entry are -1."""
+names of the alignments of its sequences. `tokens_` and `atoms_` are -1 for a project that does not
+accept the entry."""
 DATAPOINT_FIELDS: Final = (
     ("project", TEXT),
     ("entry", pa.int32()),
@@ -72,18 +72,18 @@ SCHEMAS: Final = {
     TABLE: table_schema("entries", ENTRY_FIELDS, ENTRIES_VERSION),
     DATAPOINTS: table_schema("datapoints", DATAPOINT_FIELDS, ENTRIES_VERSION),
 }
-"""Of the files of a snapshot that tell of its entries."""
+"""Schemas by name of the tables of entries in a snapshot."""
 
 
 def span_of(row: dict[str, Any]) -> RecordSpan:
-    """Where the record of a row of the table of records is."""
+    """Span of the record in a row of the table of records."""
     key, starts = shard_key(row["shard"]), tuple(row["column_offsets"])
     names = ("kind", "record_id", "offset", "nbytes", "checksum")
     return RecordSpan(key=key, starts=starts, **{name: row[name] for name in names})
 
 
 def record_spans(storage: Storage, entry: ShardEntry) -> list[RecordSpan]:
-    """Where the records of a shard are, which no snapshot need name."""
+    """Spans of the records of a shard, which need not be part of a snapshot."""
     return [span_of(row) for row in read_record_rows(storage, entry)]
 
 
@@ -91,7 +91,7 @@ def read_value(storage: Storage, span: RecordSpan) -> Any:
     """A record decoded: an `EntryRecord`, an `Alignment`, molecules by name or a `ComponentTable`.
 
     Raises:
-        ShardCorrupt, ShardMissing: as `read_record`; the bytes are not those of one.
+        ShardCorrupt, ShardMissing: as `read_record`; the bytes are not those of its kind.
     """
     return decoded(span.kind, read_record(storage, span), origin_of(storage, span))
 
@@ -99,11 +99,11 @@ def read_value(storage: Storage, span: RecordSpan) -> Any:
 def read_entry(
     storage: Storage, span: RecordSpan, project: str
 ) -> tuple[EntryRecord, RulesetSection]:
-    """An entry and what a project makes of it, by one ranged read.
+    """An entry and a project's section of it, by one ranged read.
 
     Raises:
         ShardCorrupt, ShardMissing: as `read_record`.
-        ChainMissing: the project does not take the entry.
+        ChainMissing: the project does not accept the entry.
     """
     columns, origin = read_record(storage, span), origin_of(storage, span)
     record = decoded("entry", columns, origin)
@@ -115,20 +115,20 @@ def read_entry(
 def section_of(
     columns: Mapping[str, PackedColumn], project: str, record: EntryRecord, origin: Origin
 ) -> RulesetSection | None:
-    """What a project makes of an entry, if it takes it (raises ShardCorrupt)."""
+    """A project's section of an entry; None if it does not accept it (raises ShardCorrupt)."""
     with origin.decoding(f"the section of {project} is not valid"):
         return decode_section(columns, project, record)
 
 
 def entry_files(rows: list[dict[str, Any]], clusters: Mapping[str, str]) -> dict[str, bytes]:
-    """The files that tell of a snapshot's entries, by name, from rows of the table of records."""
+    """Tables of a snapshot's entries as files, by name, from rows of the table of records."""
     entries = [(row, facts_of(row)) for row in rows if row["kind"] == "entry"]
     table = [_entry_row(row["record_id"], facts) for row, facts in entries]
     points = [
         point
         for project in PROJECTS
         for number, (_, facts) in enumerate(entries)
-        for point in _points(project, number, facts, clusters)
+        for point in _datapoints(project, number, facts, clusters)
     ]
     tables = {RECORDS: rows, TABLE: table, DATAPOINTS: points}
     return {
@@ -154,27 +154,28 @@ def _entry_row(entry_id: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _points(
+def _datapoints(
     project: str, entry: int, facts: Mapping[str, Any], clusters: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    about = facts["projects"].get(project)
-    if about is None:
+    section = facts["projects"].get(project)
+    if section is None:
         return
     chains = {
-        row: (kind, cluster_of(key, clusters), entity) for row, kind, key, entity in about["chains"]
+        row: (kind, cluster_of(key, clusters), entity)
+        for row, kind, key, entity in section["chains"]
     }
-    for one, two in [*([row, -1] for row in chains), *about["interfaces"]]:
-        first, second = chains[one], chains.get(two, (-1, "", -1))
+    for row_a, row_b in [*([row, -1] for row in chains), *section["interfaces"]]:
+        a, b = chains[row_a], chains.get(row_b, (-1, "", -1))
         yield {
             "project": project,
             "entry": entry,
-            **{"chain_a": one, "kind_a": first[0], "cluster_a": first[1], "entity_a": first[2]},
-            **{"chain_b": two, "kind_b": second[0], "cluster_b": second[1], "entity_b": second[2]},
+            **{"chain_a": row_a, "kind_a": a[0], "cluster_a": a[1], "entity_a": a[2]},
+            **{"chain_b": row_b, "kind_b": b[0], "cluster_b": b[1], "entity_b": b[2]},
         }
 
 
 class Entries:
-    """The entries of a snapshot, none in most."""
+    """The entries of a snapshot; most snapshots have none."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -185,9 +186,8 @@ class Entries:
                 tables[name] = read_table(data, path, name.removesuffix(".arrow"), schema)
         self.records, self.table, self.datapoints = tables.values()
         sizes = {entry.name: entry.nbytes for entry in dataset.manifest.shards}
-        for shard, offset, nbytes in zip(
-            *(self.records[name].to_pylist() for name in ("shard", "offset", "nbytes")), strict=True
-        ):
+        spans = (self.records[name].to_pylist() for name in ("shard", "offset", "nbytes"))
+        for shard, offset, nbytes in zip(*spans, strict=True):
             if offset < 0 or nbytes < 0 or offset + nbytes > sizes.get(shard, -1):
                 raise ShardCorrupt(f"a record leaves its shard {shard}", path=dataset.uri)
         kinds, names = self.records["kind"].to_pylist(), self.records["record_id"].to_pylist()
@@ -207,7 +207,7 @@ class Entries:
         return record
 
     def span(self, kind: str, record_id: str) -> RecordSpan:
-        """Where a record is.
+        """Span of a record in its shard.
 
         Raises:
             ChainMissing: it is not in this snapshot.
@@ -218,13 +218,13 @@ class Entries:
 
     def names(self, kind: str) -> list[str]:
         """Ids of the records of a kind."""
-        return [name for one, name in self._rows if one == kind]
+        return [name for record_kind, name in self._rows if record_kind == kind]
 
     def section(self, entry_id: str, project: str) -> RulesetSection:
-        """What a project makes of an entry.
+        """A project's section of an entry.
 
         Raises:
-            ChainMissing: no such entry, or the project does not take it.
+            ChainMissing: no such entry, or the project does not accept it.
             ShardCorrupt: it is damaged.
         """
         return read_entry(self.dataset.storage, self.span("entry", entry_id), project)[1]
@@ -235,45 +235,43 @@ class Entries:
         return alignment
 
     def molecules(self, project: str) -> dict[str, Molecule]:
-        """Reference molecules as a project has them, by name."""
+        """Reference molecules of a project, by name."""
         molecules: dict[str, Molecule] = self._read("molecules", project)
         return molecules
 
     def components(self) -> ComponentTable:
-        """Definitions of the components that entries are built of."""
+        """Definitions of the chemical components of the entries."""
         components: ComponentTable = self._read("components", "components")
         return components
 
     def part(self, entries: Collection[str]) -> Part:
-        """Some of these entries, with everything that belongs to them, for another snapshot.
+        """Selected entries with all records that belong to them, for another snapshot.
 
         Args:
             entries: names as in the column `entry`, all assemblies of each.
         """
-        here = np.isin(self.table["entry"].to_pylist(), list(entries))
-        if not here.any():
+        mask = np.isin(self.table["entry"].to_pylist(), list(entries))
+        if not mask.any():
             return NO_PART
-        names = set(self.table.filter(pa.array(here))["entry_id"].to_pylist())
-        pairs = zip(
-            self.records["kind"].to_pylist(), self.records["record_id"].to_pylist(), strict=True
-        )
-        kept = [kind != "entry" or name in names for kind, name in pairs]
-        points = self.datapoints.filter(pa.array(here[self.datapoints["entry"].to_numpy()]))
-        moved = (np.cumsum(here) - 1)[points["entry"].to_numpy()].astype(np.int32)
-        where = points.schema.get_field_index("entry")
-        points = points.set_column(where, points.schema.field(where), pa.array(moved))
-        records, table = self.records.filter(pa.array(kept)), self.table.filter(pa.array(here))
+        table = self.table.filter(pa.array(mask))
+        names = set(table["entry_id"].to_pylist())
+        retained = [kind != "entry" or name in names for kind, name in self._rows]
+        records = self.records.filter(pa.array(retained))
+        points = self.datapoints.filter(pa.array(mask[self.datapoints["entry"].to_numpy()]))
+        new_rows = (np.cumsum(mask) - 1)[points["entry"].to_numpy()].astype(np.int32)
+        column = points.schema.get_field_index("entry")
+        points = points.set_column(column, points.schema.field(column), pa.array(new_rows))
         tables = {RECORDS: records, TABLE: table, DATAPOINTS: points}
-        files = {name: index_bytes(one.combine_chunks()) for name, one in tables.items()}
+        files = {name: index_bytes(rows.combine_chunks()) for name, rows in tables.items()}
         live = set(records["shard"].to_pylist())
-        shards = tuple(one for one in self.dataset.manifest.shards if one.name in live)
+        shards = tuple(shard for shard in self.dataset.manifest.shards if shard.name in live)
         return Part(files, table.num_rows, shards)
 
     def _read(self, kind: str, record_id: str) -> Any:
         return read_value(self.dataset.storage, self.span(kind, record_id))
 
     def verify(self) -> list[StoreError]:
-        """Every damaged record."""
+        """An error for each damaged record."""
         faults: list[StoreError] = []
         storage = self.dataset.storage
         for span in sorted(map(span_of, self.records.to_pylist()), key=lambda s: (s.key, s.offset)):

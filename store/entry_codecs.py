@@ -1,7 +1,7 @@
 """Entries, rulesets' sections, alignments, molecules and components <-> packed columns.
 
-Encoders are pure functions: the same value, the same bytes. Decoders check that what they read is
-whole (`_checked`), so that a damaged record is an error and never a wrong sample.
+Encoders are pure functions: the same value, the same bytes. Decoders check lengths, offsets and
+row numbers, so that a damaged record is an error and never a wrong sample.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _RECORD: Final = tuple(
 _SECTION: Final = tuple(
     field.name for field in dataclasses.fields(RulesetSection) if "np.ndarray" in str(field.type)
 )
-_OF_TEMPLATES: Final = {"templates": ("template_", Templates), "hits": ("hit_", TemplateHits)}
-"""Field of `Alignment`, prefix of its arrays, and what it holds: arrays, and texts in `more`."""
+_TEMPLATE_FIELDS: Final = {"templates": ("template_", Templates), "hits": ("hit_", TemplateHits)}
+"""Field of `Alignment`, prefix of its arrays, and its class; tuples of texts are in `more`."""
 _EMPTY: Final = pack_raw(np.zeros(0, np.uint8))
 
 
 def encode_entry(
     record: EntryRecord, sections: Mapping[str, RulesetSection]
 ) -> dict[str, PackedColumn]:
-    """Columns of an entry, with what the projects that take it make of it.
+    """Columns of an entry and of its sections, one for each project that accepts it.
 
     Raises:
         ValueError: a section of a project that the format does not have.
@@ -63,7 +63,7 @@ def encode_entry(
         for field in dataclasses.fields(EntryRecord)
         if field.name not in (*_RECORD, "atom_position", "operators")
     }
-    arrays = {name: _small(name, getattr(record, name)) for name in _RECORD}
+    arrays = {name: _to_hundredths(name, getattr(record, name)) for name in _RECORD}
     arrays["operators"] = record.operators
     fixed = pack_flat(record.atom_position, np.diff(record.residue_atom))
     return {
@@ -75,21 +75,21 @@ def encode_entry(
     }
 
 
-def _small(name: str, array: np.ndarray) -> np.ndarray:
-    """Floats of two decimals as whole hundredths, where these give them back."""
+def _to_hundredths(name: str, array: np.ndarray) -> np.ndarray:
+    """Occupancies and B factors as integer hundredths where that is exact; else the array."""
     if name in ("atom_occupancy", "atom_b_factor"):
         cents = np.rint(array * 100)
         with np.errstate(invalid="ignore"):
             if (cents / 100 == array).all() and np.abs(cents).max(initial=0) < 2**31:
-                whole: np.ndarray = cents.astype(np.int32)
-                return whole
+                hundredths: np.ndarray = cents.astype(np.int32)
+                return hundredths
     return array
 
 
-def _wide(name: str, array: np.ndarray) -> np.ndarray:
+def _from_hundredths(name: str, array: np.ndarray) -> np.ndarray:
     if name in ("atom_occupancy", "atom_b_factor") and array.dtype.kind == "i":
-        whole: np.ndarray = array / 100
-        return whole
+        values: np.ndarray = array / 100
+        return values
     return array
 
 
@@ -97,21 +97,21 @@ def decode_entry(columns: Columns) -> EntryRecord:
     """The record of an entry.
 
     Raises:
-        ValueError: the bytes are not those of one.
+        ValueError: the bytes are not those of an entry.
     """
     arrays, more = unpack_arrays(columns["record"])
-    fields: dict[str, Any] = {name: _wide(name, arrays[name]) for name in _RECORD}
+    fields: dict[str, Any] = {name: _from_hundredths(name, arrays[name]) for name in _RECORD}
     fields |= {"operators": arrays["operators"]} | {name: more[name] for name in more}
     for name in ("release_dates", "methods", "chain_label", "chain_author"):
         fields[name] = tuple(more[name])
     fields["resolutions"] = tuple((str(item), str(text)) for item, text in more["resolutions"])
-    fields["entities"] = tuple(_entity(one) for one in more["entities"])
+    fields["entities"] = tuple(_entity(item) for item in more["entities"])
     fields["copies"] = tuple(
-        AssemblyCopies(asyms=tuple(one["asyms"]), operators=tuple(one["operators"]))
-        for one in more["copies"]
+        AssemblyCopies(asyms=tuple(item["asyms"]), operators=tuple(item["operators"]))
+        for item in more["copies"]
     )
-    fields["links"] = tuple(_link(one) for one in more["links"])
-    fields["dropped"] = tuple(Dropped(**one) for one in more["dropped"])
+    fields["links"] = tuple(_link(item) for item in more["links"])
+    fields["dropped"] = tuple(Dropped(**item) for item in more["dropped"])
     counts = np.diff(fields["residue_atom"])
     position = columns["position"]
     fields["atom_position"] = (
@@ -121,9 +121,9 @@ def decode_entry(columns: Columns) -> EntryRecord:
     )
     record = EntryRecord(**fields)
     atoms, residues = record.num_atoms, record.num_residues
-    _lengths(fields, {"atom_": atoms, "residue_": residues}, ("residue_atom",))
-    _offset(record.residue_atom, residues, atoms)
-    _offset(record.chain_residue, record.num_chains, residues)
+    _check_lengths(fields, {"atom_": atoms, "residue_": residues}, ("residue_atom",))
+    _check_offsets(record.residue_atom, residues, atoms)
+    _check_offsets(record.chain_residue, record.num_chains, residues)
     return record
 
 
@@ -135,36 +135,33 @@ def _encode_section(section: RulesetSection | None) -> PackedColumn:
 
 
 def decode_section(columns: Columns, project: str, record: EntryRecord) -> RulesetSection | None:
-    """What a project makes of an entry; None if it does not take it.
+    """A project's section of an entry; None if the project does not accept the entry.
 
     Raises:
-        ValueError: the bytes are no section of this record.
+        ValueError: the bytes are not a section of this record.
     """
     column = columns[project]
     if not column.payload:
         return None
     arrays, more = unpack_arrays(column)
-    dropped = tuple(Dropped(**one) for one in more["dropped"])
+    dropped = tuple(Dropped(**item) for item in more["dropped"])
     section = RulesetSection(project=more["project"], dropped=dropped, **arrays)
-    chains, residues, atoms = (
-        len(section.chain_name),
-        len(section.residue_name),
-        len(section.atom_name),
-    )
+    chains, residues = len(section.chain_name), len(section.residue_name)
+    atoms = len(section.atom_name)
     sizes = {"chain_": chains, "residue_": residues, "atom_": atoms}
-    _lengths(arrays, sizes, ("chain_residue", "residue_atom"))
-    _offset(section.chain_residue, chains, residues)
-    _offset(section.residue_atom, residues, atoms)
-    _inside("atom_row", section.atom_row, -1, record.num_atoms)
-    _inside("chain_asym", section.chain_asym, 0, record.num_chains)
-    _inside("chain_operator", section.chain_operator, -1, len(record.operators))
-    _inside("bond_atom", section.bond_atom, 0, atoms)
-    _inside("interface", section.interface, 0, chains)
+    _check_lengths(arrays, sizes, ("chain_residue", "residue_atom"))
+    _check_offsets(section.chain_residue, chains, residues)
+    _check_offsets(section.residue_atom, residues, atoms)
+    _check_range("atom_row", section.atom_row, -1, record.num_atoms)
+    _check_range("chain_asym", section.chain_asym, 0, record.num_chains)
+    _check_range("chain_operator", section.chain_operator, -1, len(record.operators))
+    _check_range("bond_atom", section.bond_atom, 0, atoms)
+    _check_range("interface", section.interface, 0, chains)
     return section
 
 
 def encode_alignment(alignment: Alignment) -> dict[str, PackedColumn]:
-    """Columns of an alignment: the table of its rows, and its distinct letters in MSA5."""
+    """Columns of an alignment: the table of its rows, and its distinct sequences in MSA5."""
     arrays = {
         name: getattr(alignment, name)
         for name in (
@@ -178,11 +175,11 @@ def encode_alignment(alignment: Alignment) -> dict[str, PackedColumn]:
         "species": list(alignment.species),
         "shape": list(alignment.letters.shape),
     }
-    for key, (prefix, kind) in _OF_TEMPLATES.items():
-        if found := getattr(alignment, key):
-            values = {field.name: getattr(found, field.name) for field in dataclasses.fields(kind)}
-            more[key] = [list(one) for one in values.values() if isinstance(one, tuple)]
-            arrays |= {prefix + n: one for n, one in values.items() if not isinstance(one, tuple)}
+    for key, (prefix, kind) in _TEMPLATE_FIELDS.items():
+        if table := getattr(alignment, key):
+            values = {field.name: getattr(table, field.name) for field in dataclasses.fields(kind)}
+            more[key] = [list(value) for value in values.values() if isinstance(value, tuple)]
+            arrays |= {prefix + n: v for n, v in values.items() if not isinstance(v, tuple)}
     return {
         "rows": pack_arrays(arrays, more),
         "letters": packed(Codec.MSA5, pack_rows(alignment.letters)),
@@ -190,10 +187,10 @@ def encode_alignment(alignment: Alignment) -> dict[str, PackedColumn]:
 
 
 def decode_alignment(columns: Columns) -> Alignment:
-    """The alignment back.
+    """The alignment of `encode_alignment`.
 
     Raises:
-        ValueError: the bytes are not those of one.
+        ValueError: the bytes are not those of an alignment.
     """
     arrays, more = unpack_arrays(columns["rows"])
     distinct, length = (int(size) for size in more["shape"])
@@ -202,7 +199,7 @@ def decode_alignment(columns: Columns) -> Alignment:
         raise ValueError(f"{len(letters.payload)} bytes are not {distinct} rows of {length}")
     rows = np.frombuffer(letters.payload, np.uint8).reshape(distinct, row_nbytes(length))
     values: dict[str, Any] = {
-        key: _templates(key, arrays, more, length) for key in _OF_TEMPLATES
+        key: _templates(key, arrays, more, length) for key in _TEMPLATE_FIELDS
     } | arrays
     alignment = Alignment(
         name=more["name"],
@@ -212,22 +209,22 @@ def decode_alignment(columns: Columns) -> Alignment:
         **values,
     )
     count = len(alignment.row_letters)
-    _lengths(arrays, {"row_": count}, ())
-    _offset(alignment.deletion_start, count, len(alignment.deletion_column))
-    _lengths(arrays, {"deletion_": len(alignment.deletion_column)}, ("deletion_start",))
-    _inside("row_letters", alignment.row_letters, 0, distinct)
-    _inside("row_source", alignment.row_source, 0, len(alignment.sources))
-    _inside("row_species", alignment.row_species, -1, len(alignment.species))
-    _inside("deletion_column", alignment.deletion_column, 0, length)
+    _check_lengths(arrays, {"row_": count}, ())
+    _check_offsets(alignment.deletion_start, count, len(alignment.deletion_column))
+    _check_lengths(arrays, {"deletion_": len(alignment.deletion_column)}, ("deletion_start",))
+    _check_range("row_letters", alignment.row_letters, 0, distinct)
+    _check_range("row_source", alignment.row_source, 0, len(alignment.sources))
+    _check_range("row_species", alignment.row_species, -1, len(alignment.species))
+    _check_range("deletion_column", alignment.deletion_column, 0, length)
     return alignment
 
 
 def _templates(key: str, arrays: dict[str, Any], more: Mapping[str, Any], length: int) -> Any:
-    """A field of `_OF_TEMPLATES`, its arrays taken out; None if the record has none."""
+    """A field of `_TEMPLATE_FIELDS`, its arrays removed from `arrays`; None if it is absent."""
     if key not in more:
         return None
-    prefix, kind = _OF_TEMPLATES[key]
-    texts = (tuple(map(str, one)) for one in more[key])
+    prefix, kind = _TEMPLATE_FIELDS[key]
+    texts = (tuple(map(str, column)) for column in more[key])
     names = [field.name for field in dataclasses.fields(kind)]
     values: dict[str, Any] = {
         n: arrays.pop(prefix + n) if prefix + n in arrays else next(texts, ()) for n in names
@@ -236,7 +233,7 @@ def _templates(key: str, arrays: dict[str, Any], more: Mapping[str, Any], length
     shapes: dict[str, tuple[int, ...]] = {"restype": shape, "position": (*shape, 4, 3)}
     if "seen" in values:
         shapes |= {"seen": (*shape, 37), "position": (int(values["seen"].sum()), 3)}
-    sizes = {name: np.shape(one) for name, one in values.items()}
+    sizes = {name: np.shape(value) for name, value in values.items()}
     if sizes != {name: shapes.get(name, shape[:1]) for name in names}:
         raise ValueError(f"{key} of shapes {sizes}")
     return kind(**values)
@@ -251,25 +248,25 @@ _MOLECULE: Final[tuple[tuple[str, str, str, Any], ...]] = (
     ("order", "orders", "i8", lambda a, b, k, p: a * p),
     ("position", "position", "f4", lambda a, b, k, p: 3 * a * k),
 )
-"""Column, field of `Molecule`, dtype of none, and values of a molecule of a atoms, b bonds,
+"""Column, field of `Molecule`, dtype of an empty column, and number of values for a atoms, b bonds,
 k conformers and p orders."""
 
 
 def encode_molecules(molecules: Mapping[str, Molecule]) -> dict[str, PackedColumn]:
-    """Columns of reference molecules, one after the other."""
+    """Columns of reference molecules, concatenated in order of their names."""
     values = [molecules[name] for name in sorted(molecules)]
     sizes = [(len(m.name), len(m.bond), len(m.position), len(m.orders)) for m in values]
     counts = np.array(sizes, np.int64).reshape(-1, 4).T
     arrays = dict(zip(("atoms", "bonds", "conformers", "orders"), counts, strict=True))
     for column, field, dtype, _ in _MOLECULE:
-        parts = [getattr(one, field).reshape(-1) for one in values]
+        parts = [getattr(molecule, field).reshape(-1) for molecule in values]
         joined = np.concatenate(parts) if parts else np.zeros(0, dtype)
         arrays[column] = joined.astype(np.float32) if dtype == "f4" else joined
     return {"molecules": pack_arrays(arrays, {"names": sorted(molecules)})}
 
 
 def decode_molecules(columns: Columns) -> dict[str, Molecule]:
-    """The molecules back, by name.
+    """Molecules by name.
 
     Raises:
         ValueError: the bytes are not those of molecules.
@@ -282,14 +279,14 @@ def decode_molecules(columns: Columns) -> dict[str, Molecule]:
         if starts[-1] != len(arrays[column]) or len(counts[0]) != len(more["names"]):
             raise ValueError(f"molecules: {column} has {len(arrays[column])} values")
         parts[field] = np.split(arrays[column], starts[1:-1])
-    found = {}
+    molecules = {}
     for row, name in enumerate(more["names"]):
         fields = {field: values[row] for field, values in parts.items()}
         atoms = len(fields["name"])
         shapes = {"bond": (-1, 2), "orders": (-1, atoms), "position": (-1, atoms, 3)}
         fields |= {field: fields[field].reshape(shape) for field, shape in shapes.items()}
-        found[str(name)] = Molecule(**fields)
-    return found
+        molecules[str(name)] = Molecule(**fields)
+    return molecules
 
 
 _TEXT_FIELDS: Final = ("code", "type", "one_letter", "parent", "model_entry")
@@ -301,42 +298,42 @@ def encode_components(components: Mapping[str, Component]) -> dict[str, PackedCo
     """Columns of a dictionary of components."""
     values = [components[code] for code in sorted(components)]
     arrays: dict[str, np.ndarray] = {
-        "atoms": np.array([len(one.name) for one in values], np.int64),
-        "bonds": np.array([len(one.bond) for one in values], np.int64),
+        "atoms": np.array([len(component.name) for component in values], np.int64),
+        "bonds": np.array([len(component.bond) for component in values], np.int64),
     }
     for name in (*_ATOM_FIELDS, *_BOND_FIELDS):
-        columns = [getattr(one, name) for one in values]
+        columns = [getattr(component, name) for component in values]
         arrays[name] = np.concatenate(columns) if columns else np.zeros(0)
-    more = {name: [getattr(one, name) for one in values] for name in _TEXT_FIELDS}
+    more = {name: [getattr(component, name) for component in values] for name in _TEXT_FIELDS}
     return {"components": pack_arrays(arrays, more)}
 
 
 def decode_components(columns: Columns) -> ComponentTable:
-    """The dictionary back.
+    """The dictionary of `encode_components`.
 
     Raises:
-        ValueError: the bytes are not those of one.
+        ValueError: the bytes are not those of components.
     """
     arrays, more = unpack_arrays(columns["components"])
     starts = {"atoms": offsets(arrays["atoms"]), "bonds": offsets(arrays["bonds"])}
-    found = {}
+    components = {}
     for row, code in enumerate(more["code"]):
         fields: dict[str, Any] = {name: more[name][row] for name in _TEXT_FIELDS}
         for kind, names in (("atoms", _ATOM_FIELDS), ("bonds", _BOND_FIELDS)):
-            own = slice(starts[kind][row], starts[kind][row + 1])
-            fields |= {name: arrays[name][own] for name in names}
-        found[str(code)] = Component(**fields)
-    return ComponentTable(found)
+            span = slice(starts[kind][row], starts[kind][row + 1])
+            fields |= {name: arrays[name][span] for name in names}
+        components[str(code)] = Component(**fields)
+    return ComponentTable(components)
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses and tuples as JSON has them."""
+    """A value as JSON types: dataclasses as objects, tuples as lists, NaN as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, float) and value != value:
         return None
     return value
@@ -353,25 +350,27 @@ def _entity(values: dict[str, Any]) -> Entity:
 
 
 def _link(values: dict[str, Any]) -> Link:
-    one, two = (LinkEnd(**{**end, "author": tuple(end["author"])}) for end in values["ends"])
+    first, second = (LinkEnd(**{**end, "author": tuple(end["author"])}) for end in values["ends"])
     length = float("nan") if values["length"] is None else float(values["length"])
-    return Link(kind=values["kind"], ends=(one, two), length=length)
+    return Link(kind=values["kind"], ends=(first, second), length=length)
 
 
-def _lengths(arrays: Mapping[str, Any], sizes: Mapping[str, int], beside: tuple[str, ...]) -> None:
+def _check_lengths(
+    arrays: Mapping[str, Any], sizes: Mapping[str, int], skipped: tuple[str, ...]
+) -> None:
     for name, array in arrays.items():
         for prefix, size in sizes.items():
-            if name.startswith(prefix) and name not in beside and len(array) != size:
+            if name.startswith(prefix) and name not in skipped and len(array) != size:
                 raise ValueError(f"{name} has {len(array)} rows, not {size}")
 
 
-def _offset(starts: np.ndarray, rows: int, total: int) -> None:
-    fine = len(starts) == rows + 1 and starts[0] == 0 and starts[-1] == total
-    if not fine or (np.diff(starts) < 0).any():
+def _check_offsets(starts: np.ndarray, rows: int, total: int) -> None:
+    valid = len(starts) == rows + 1 and starts[0] == 0 and starts[-1] == total
+    if not valid or (np.diff(starts) < 0).any():
         raise ValueError(f"offsets do not run from 0 to {total} over {rows} rows")
 
 
-def _inside(name: str, values: np.ndarray, low: int, stop: int) -> None:
+def _check_range(name: str, values: np.ndarray, low: int, stop: int) -> None:
     if len(values) and (int(values.min()) < low or int(values.max()) >= stop):
         raise ValueError(f"{name} names a row outside {low} to {stop - 1}")
 
@@ -382,4 +381,4 @@ DECODERS: Final[Mapping[str, Callable[[Columns], Any]]] = {
     "molecules": decode_molecules,
     "components": decode_components,
 }
-"""What the columns of each kind of record decode to."""
+"""Decoders of columns by kind of record."""

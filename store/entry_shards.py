@@ -1,7 +1,7 @@
-"""Shards of records that are no chains: entries, alignments, molecules, components.
+"""Shards of records other than chains: entries, alignments, molecules, components.
 
-They are written, named, checked and read as shards of chains are; a row of their table says of
-what kind a record is. FORMAT.md says the bytes.
+They are written, named, checked and read like shards of chains; a row of their table holds the
+record's kind. FORMAT.md defines the bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RECORD_FIELDS: Final = (
     ("column_offsets", pa.list_(pa.uint32())),
     ("facts", pa.utf8()),
 )
-"""Rows are sorted by kind and id. `facts`: what tables say of the record, JSON."""
+"""Rows are sorted by kind and id. `facts`: the record's values for other tables, JSON."""
 RECORDS_SCHEMA: Final = table_schema("records", RECORD_FIELDS, ENTRIES_VERSION)
 
 
@@ -45,8 +45,8 @@ def write_records(
     """Write one shard of records of a kind; the bytes are a pure function of them.
 
     Raises:
-        ValueError: no record, or an id that is no safe name.
-        StoreError: no room, or the place cannot be written.
+        ValueError: no record, or an id that is not a safe name.
+        StoreError: no room, or the dataset cannot be written.
     """
     if not encoded:
         raise ValueError("a shard needs at least one record")
@@ -57,10 +57,10 @@ def write_records(
 
 
 def record_rows(data: pa.Buffer, name: str, path: str) -> pa.Table:
-    """Rows of a shard's records, made from its bytes alone: decodes and checks everything.
+    """Rows of a shard's records, from its bytes alone: decodes and checks everything.
 
     Raises:
-        ShardCorrupt, SchemaMismatch: the file is not a sound shard of such records.
+        ShardCorrupt, SchemaMismatch: the file is not a valid shard of such records.
     """
     kind = shard_kind(data, path)
     if kind not in DECODERS:
@@ -70,16 +70,16 @@ def record_rows(data: pa.Buffer, name: str, path: str) -> pa.Table:
             "kind": kind,
             "record_id": origin.chain_id,
             "shard": name,
-            **where,
+            **span,
             "facts": canonical_json(_facts(kind, columns, origin)).decode(),
         }
-        for origin, columns, where in read_records(data, path, kind)
+        for origin, columns, span in read_records(data, path, kind)
     ]
     return records_table(rows)
 
 
 def _facts(kind: str, columns: Mapping[str, PackedColumn], origin: Origin) -> dict[str, Any]:
-    """What tables say of a record; decodes all of it on the way."""
+    """A record's values for tables; decodes all of it."""
     value = decoded(kind, columns, origin)
     if kind == "alignment":
         rows, length = len(value.row_letters), value.num_columns
@@ -87,7 +87,8 @@ def _facts(kind: str, columns: Mapping[str, PackedColumn], origin: Origin) -> di
     if kind != "entry":
         return {"num": len(value)}
     with origin.decoding("the entry is not valid"):
-        sections = {name: decode_section(columns, name, value) for name in PROJECTS}
+        decoded_sections = {name: decode_section(columns, name, value) for name in PROJECTS}
+        sections = {name: s for name, s in decoded_sections.items() if s is not None}
         resolution = value.resolution()
         return {
             "entry": value.entry,
@@ -102,15 +103,10 @@ def _facts(kind: str, columns: Mapping[str, PackedColumn], origin: Origin) -> di
                 {
                     name
                     for section in sections.values()
-                    if section is not None
                     for name in alignment_names(value, section).values()
                 }
             ),
-            "projects": {
-                name: describe_section(value, section)
-                for name, section in sections.items()
-                if section is not None
-            },
+            "projects": {name: describe_section(value, s) for name, s in sections.items()},
         }
 
 
@@ -118,7 +114,7 @@ def decoded(kind: str, columns: Mapping[str, PackedColumn], origin: Origin) -> A
     """The value of a record's columns.
 
     Raises:
-        ShardCorrupt: the bytes are not those of one; names shard and record.
+        ShardCorrupt: the bytes are not those of that kind; names shard and record.
     """
     with origin.decoding(f"the {kind} is not valid"):
         return DECODERS[kind](columns)
@@ -128,12 +124,13 @@ def records_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """The table of these rows, sorted; the same rows give the same bytes.
 
     Raises:
-        ValueError: a record is there twice.
+        ValueError: a record is in two rows.
     """
     order = sorted(rows, key=lambda row: (row["kind"], row["record_id"]))
-    for one, two in itertools.pairwise(order):
-        if (one["kind"], one["record_id"]) == (two["kind"], two["record_id"]):
-            raise ValueError(f"{one['kind']} {one['record_id']} is there twice")
+    keys = [(row["kind"], row["record_id"]) for row in order]
+    for key, following in itertools.pairwise(keys):
+        if key == following:
+            raise ValueError(f"{key[0]} {key[1]} is in two rows")
     return pa.Table.from_pylist(order, schema=RECORDS_SCHEMA).combine_chunks()
 
 
@@ -145,5 +142,5 @@ def read_record_rows(storage: Storage, entry: ShardEntry) -> list[dict[str, Any]
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a row."""
-    found: dict[str, Any] = parse_json(row["facts"])
-    return found
+    facts: dict[str, Any] = parse_json(row["facts"])
+    return facts

@@ -1,4 +1,4 @@
-"""Snapshots that exist, and what changed between two of them."""
+"""Snapshots of a dataset, and the differences between two of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from evofeed.base.errors import DatasetMissing, ShardMissing
 from evofeed.store.manifest import DIGEST, Manifest
-from evofeed.store.refs import read_ref, what_is_there
+from evofeed.store.refs import describe_refs, read_ref
 from evofeed.store.storage import ReadOnlyStorage, Storage
 
 _SHORT = re.compile(r"[0-9a-f]{8,63}")
@@ -39,23 +39,23 @@ class Diff:
 
 
 def find_snapshot(storage: Storage, name: str) -> str:
-    """Digest of a snapshot by a ref, by itself or by its first 8 digits or more.
+    """Digest of a snapshot by a ref, by the digest, or by its first 8 digits or more.
 
     Raises:
-        DatasetMissing: there is no such ref, nor just one digest that begins so.
+        DatasetMissing: there is no such ref, and no digest, or several, begin with `name`.
     """
     if DIGEST.fullmatch(name):
         return name
     try:
         return read_ref(storage, name).digest
     except DatasetMissing:
-        found = _beginning_with(storage, name) if _SHORT.fullmatch(name) else []
-        if len(found) != 1:
+        digests = _digests_starting_with(storage, name) if _SHORT.fullmatch(name) else []
+        if len(digests) != 1:
             raise
-        return found[0]
+        return digests[0]
 
 
-def _beginning_with(storage: Storage, name: str) -> list[str]:
+def _digests_starting_with(storage: Storage, name: str) -> list[str]:
     try:
         digests = {item.key.split("/")[1] for item in storage.files("snapshots/")}
     except ReadOnlyStorage:
@@ -74,8 +74,8 @@ def read_manifest(storage: Storage, digest: str) -> Manifest:
     try:
         data = storage.read(key)
     except ShardMissing:
-        what = f"no snapshot {digest[:12]} (`evofeed snapshots ls` lists all)"
-        raise DatasetMissing(f"{what}: {what_is_there(storage)}", path=storage.uri) from None
+        problem = f"no snapshot {digest[:12]} (`evofeed snapshots ls` lists all)"
+        raise DatasetMissing(f"{problem}: {describe_refs(storage)}", path=storage.uri) from None
     return Manifest.from_bytes(data, digest, f"{storage.uri}/{key}")
 
 
@@ -86,20 +86,20 @@ def list_snapshots(storage: Storage, head: str | None = None) -> list[Snapshot]:
     except ReadOnlyStorage:
         return ancestors(storage, head or read_ref(storage, "main").digest)
     digests = [key.split("/")[1] for key in keys if key.endswith("/manifest.json")]
-    found = {digest: read_manifest(storage, digest) for digest in digests}
+    manifests = {digest: read_manifest(storage, digest) for digest in digests}
 
     def depth(digest: str | None) -> int:
         steps = 0
-        while digest in found:
-            digest, steps = found[digest].parent, steps + 1
+        while digest in manifests:
+            digest, steps = manifests[digest].parent, steps + 1
         return steps
 
-    order = sorted(found, key=lambda digest: (-depth(digest), digest))
-    return [Snapshot(digest, found[digest]) for digest in order]
+    order = sorted(manifests, key=lambda digest: (-depth(digest), digest))
+    return [Snapshot(digest, manifests[digest]) for digest in order]
 
 
 def ancestors(storage: Storage, digest: str) -> list[Snapshot]:
-    """A snapshot and what it was made from, as far back as it is still there."""
+    """A snapshot, its parent and so on, as far back as they still exist."""
     line: list[Snapshot] = []
     parent: str | None = digest
     while parent is not None:
@@ -112,11 +112,11 @@ def ancestors(storage: Storage, digest: str) -> list[Snapshot]:
 
 
 def diff_indexes(a: pa.Table, b: pa.Table) -> Diff:
-    """What changed from index `a` to index `b`."""
+    """Chains that changed from index `a` to index `b`."""
     in_b = pc.is_in(a["chain_id"], value_set=b["chain_id"].combine_chunks())
     in_a = pc.is_in(b["chain_id"], value_set=a["chain_id"].combine_chunks())
-    ours, theirs = a.filter(in_b), b.filter(in_a)  # both sorted by id: row by row the same chain
-    changed = ours.filter(pc.not_equal(ours["checksum"], theirs["checksum"]))
+    old, new = a.filter(in_b), b.filter(in_a)  # both sorted by id: row by row the same chain
+    changed = old.filter(pc.not_equal(old["checksum"], new["checksum"]))
     return Diff(
         added=tuple(b.filter(pc.invert(in_a))["chain_id"].to_pylist()),
         removed=tuple(a.filter(pc.invert(in_b))["chain_id"].to_pylist()),

@@ -1,4 +1,4 @@
-"""The index: one row per chain, where it is, how big it is, what samplers ask of it."""
+"""The index: one row per chain with its position in a shard, its sizes, and values for samplers."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ INDEX_FIELDS: Final = (
     ("column_offsets", pa.list_(pa.uint32(), len(COLUMNS) + 1)),
 )
 """Rows are sorted by `chain_id`. `offset`, `nbytes`: the chain's span in the shard, in
-bytes, and `raw_nbytes` what it would be without zstd; `checksum`: xxh3-64 of the span;
-`column_offsets`: where each column's header begins, relative to the span, and the end of
-the last one; `cost`: see `chain_cost`."""
+bytes, and `raw_nbytes` its size without zstd; `checksum`: xxh3-64 of the span;
+`column_offsets`: start of each column's header, relative to the span, and the end of
+the last column; `cost`: see `chain_cost`."""
 
 
 def table_schema(
@@ -74,14 +74,14 @@ def index_schema() -> pa.Schema:
 def chain_cost(num_res: int, num_alignments: int, num_templates: int) -> int:
     """Work to read and featurize a chain, in MSA cells.
 
-    A template residue counts as 37 cells: about what its atoms cost to unpack
-    beside one 5-bit code.
+    A template residue counts as 37 cells: unpacking its atoms takes about 37 times as long as
+    unpacking one 5-bit code.
     """
     return num_res * (num_alignments + 37 * num_templates)
 
 
 def describe(record: ChainRecord) -> dict[str, Any]:
-    """What the index says about a chain, its place apart."""
+    """Values of a chain's row in the index, except its position in a shard."""
     counts = np.bincount(record.aatype, minlength=UNKNOWN + 1)
     return {
         "chain_id": record.chain_id,
@@ -107,9 +107,9 @@ def index_table(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 def canonical(tables: Sequence[pa.Table]) -> pa.Table:
-    """One index of several: sorted by chain id, dictionaries in order of first use.
+    """Concatenates indexes: sorted by chain id, dictionaries in order of first use.
 
-    The same rows give the same bytes, however they were brought together.
+    The same rows give the same bytes, whatever tables they came in.
 
     Raises:
         ValueError: a chain is in two rows.
@@ -120,9 +120,9 @@ def canonical(tables: Sequence[pa.Table]) -> pa.Table:
     ids = table["chain_id"]
     same = pc.equal(ids[1:], ids[:-1]) if len(ids) > 1 else pa.chunked_array([[False]])
     if pc.any(same).as_py():
-        at = pc.index(same, True).as_py()
-        one, two = table["shard"][at], table["shard"][at + 1]
-        raise ValueError(f"chain {ids[at]} is there twice, in {one} and {two}")
+        row = pc.index(same, True).as_py()
+        shards = f"{table['shard'][row]} and {table['shard'][row + 1]}"
+        raise ValueError(f"chain {ids[row]} is in two rows, of shards {shards}")
     columns = []
     for name, kind in INDEX_FIELDS:
         column = table[name]
@@ -151,13 +151,13 @@ def read_index(data: bytes | pa.Buffer, path: str) -> pa.Table:
 
     Raises:
         SchemaMismatch: another format version.
-        ShardCorrupt: the bytes are no index.
+        ShardCorrupt: the bytes are not an index.
     """
     return read_table(data, path, "index", index_schema())
 
 
 def check_spans(table: pa.Table, shards: Mapping[str, int], path: str) -> None:
-    """Refuse rows of an index that promise more than `shards` have bytes: readers allocate by them.
+    """Refuse rows of an index whose sizes exceed the bytes of `shards`: readers allocate by them.
 
     Raises:
         ShardCorrupt: a span leaves its shard, or cannot hold the sizes its row claims.
@@ -170,30 +170,32 @@ def check_spans(table: pa.Table, shards: Mapping[str, int], path: str) -> None:
     offset, nbytes = (table[name].to_numpy() for name in ("offset", "nbytes"))
     columns = (f"num_{name}" for name in ("res", "alignments", "deletions", "templates"))
     L, N, K, T = (table[name].to_numpy().astype(np.int64) for name in columns)
-    most = np.maximum(UNPACKED_FREE, UNPACKED_RATIO * nbytes)
-    fine = (offset >= 0) & (nbytes > 0) & (nbytes <= shard) & (offset <= shard - nbytes)
-    fine &= (L > 0) & (N > 0) & (K >= 0) & (T >= 0)
+    max_nbytes = np.maximum(UNPACKED_FREE, UNPACKED_RATIO * nbytes)
+    valid = (offset >= 0) & (nbytes > 0) & (nbytes <= shard) & (offset <= shard - nbytes)
+    valid &= (L > 0) & (N > 0) & (K >= 0) & (T >= 0)
     residues = np.maximum(L, 1)  # a row takes 5 bits a residue, a template 5 bytes
     row_nbytes = -(-5 * residues // 64) * 8
-    fine &= (most // row_nbytes >= N) & (most >= K) & (most // (5 * residues) >= T)
-    if not fine.all():
-        row = int(np.argmin(fine))
-        why = f"its row promises more than shard {names[row]} or its own bytes can hold"
+    valid &= (
+        (max_nbytes // row_nbytes >= N) & (max_nbytes >= K) & (max_nbytes // (5 * residues) >= T)
+    )
+    if not valid.all():
+        row = int(np.argmin(valid))
+        why = f"its row claims more than shard {names[row]} or the chain's bytes can hold"
         raise ShardCorrupt(why, path=path, item=str(table["chain_id"][row]))
 
 
 def read_table(data: bytes | pa.Buffer, path: str, kind: str, schema: pa.Schema) -> pa.Table:
-    """A table of a snapshot, of format `evofeed-KIND`, from its bytes, checked whole.
+    """A table of a snapshot, of format `evofeed-KIND`, from its bytes, validated in full.
 
     Raises:
         SchemaMismatch: another kind or format version.
-        ShardCorrupt: the bytes are no such table.
+        ShardCorrupt: the bytes are not such a table.
     """
     try:
         with open_plain(data, path) as reader:
             metadata = reader.schema.metadata or {}
             if metadata.get(b"evofeed.format") != f"evofeed-{kind}".encode():
-                raise SchemaMismatch(f"no evofeed {kind}", path=path)
+                raise SchemaMismatch(f"not an evofeed {kind}", path=path)
             version = metadata.get(b"evofeed.version", b"").decode(errors="replace")
             check_version(version.split("."), path)
             table = reader.read_all()

@@ -21,11 +21,11 @@ from evofeed.base.errors import SchemaMismatch, ShardCorrupt
 FORMAT_VERSION: Final = (1, 2)
 """Major, minor. A reader refuses another major and reads every lower minor."""
 CHAINS_VERSION: Final = (1, 0)
-"""What shards and indexes of chains say, and manifests of snapshots of chains alone."""
+"""Version in shards and indexes of chains, and in manifests of snapshots of chains alone."""
 ASSEMBLIES_VERSION: Final = (1, 1)
-"""What manifests of snapshots with assemblies say."""
+"""Version in manifests of snapshots with assemblies."""
 ENTRIES_VERSION: Final = (1, 2)
-"""What shards and tables of entries say, and manifests of snapshots with entries."""
+"""Version in shards and tables of entries, and in manifests of snapshots with entries."""
 
 COLUMNS: Final = tuple(
     """dims aatype residue_index hhblits_profile_counts msa_order deletion_row deletion_column
@@ -33,7 +33,7 @@ COLUMNS: Final = tuple(
     template_center template_all_atom_mask template_all_atom_positions msa_source msa_species
     meta""".split()
 )
-"""Binary columns in file order: what a training step needs first, the rest after."""
+"""Binary columns in file order: those that a training step needs come first."""
 
 CHAIN: Final = "chain"
 KINDS: Final = {
@@ -43,12 +43,12 @@ KINDS: Final = {
     "molecules": ("molecules",),
     "components": ("components",),
 }
-"""Columns of the kinds of records that shards hold; a shard holds one kind."""
+"""Columns by kind of record; a shard holds one kind."""
 COLUMN_NUMBER: Final = {name: number for number, name in enumerate(COLUMNS)}
 
 
 class Codec(IntEnum):
-    """How a payload's bytes become an array; FORMAT.md has the bits."""
+    """Encoding of an array as a payload's bytes; FORMAT.md has the bits."""
 
     RAW = 0
     MSA5 = 1
@@ -68,7 +68,7 @@ class Codec(IntEnum):
 
 
 class Compression(IntEnum):
-    """What was done to the payload as a whole, after its codec."""
+    """Compression of the full payload, after its codec."""
 
     NONE = 0
     ZSTD = 1
@@ -84,19 +84,19 @@ UNPACKED_FREE: Final = 16 << 20
 UNPACKED_RATIO: Final = 64
 
 
-def most_unpacked(nbytes: int) -> int:
-    """Bytes that `nbytes` under zstd may become: 16 MiB, or 64 times as many.
+def max_unpacked(nbytes: int) -> int:
+    """Maximum size of `nbytes` of zstd once decompressed: 16 MiB, or 64 times as many bytes.
 
-    What would exceed it is stored without.
+    A payload that exceeds it is stored uncompressed.
     """
     return max(UNPACKED_FREE, UNPACKED_RATIO * nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedColumn:
-    """One column of one chain as it is in the shard.
+    """One column of one chain as the shard has it.
 
-    `payload` is what was stored (compressed or not); `raw_nbytes` its size once
+    `payload` holds the stored bytes, compressed or not; `raw_nbytes` is their size once
     decompressed.
     """
 
@@ -107,7 +107,7 @@ class PackedColumn:
 
 
 def column_seed(chain_id: str, column: str) -> int:
-    """Seed of a column's checksum: a buffer that moved to another place fails it."""
+    """Seed of a column's checksum: a column in another chain's or column's position fails it."""
     return int(xxhash.xxh3_64_intdigest(f"{chain_id}\0{column}".encode()))
 
 
@@ -122,8 +122,8 @@ def pack_column(chain_id: str, column: str, packed: PackedColumn) -> bytes:
         raise ValueError(f"{chain_id}: column {column} needs {nbytes} bytes, over {MAX_PAYLOAD}")
     fields = (int(packed.codec), int(packed.compression), 0, nbytes, packed.raw_nbytes, 0)
     head = _HEADER.pack(*fields, 0)
-    total = _checksum(head, packed.payload, column_seed(chain_id, column))
-    return _HEADER.pack(*fields, total) + bytes(packed.payload)
+    checksum = _checksum(head, packed.payload, column_seed(chain_id, column))
+    return _HEADER.pack(*fields, checksum) + bytes(packed.payload)
 
 
 def unpack_column(
@@ -134,20 +134,17 @@ def unpack_column(
     Raises:
         ShardCorrupt: the header does not fit the bytes or the checksum is wrong.
     """
-
-    place = chain_id, column, path
+    ids = chain_id, column, path
     if len(data) < HEADER_NBYTES:
-        raise _corrupt(*place, f"{len(data)} bytes are too few for a column header")
-    codec, compression, zero, nbytes, raw_nbytes, spare, total = _HEADER.unpack_from(data)
+        raise _corrupt(*ids, f"{len(data)} bytes are too few for a column header")
+    codec, compression, zero, nbytes, raw_nbytes, spare, checksum = _HEADER.unpack_from(data)
     if zero or spare or codec not in _CODECS or compression not in _COMPRESSIONS:
-        raise _corrupt(*place, f"unknown codec {codec} or compression {compression}")
+        raise _corrupt(*ids, f"unknown codec {codec} or compression {compression}")
     if HEADER_NBYTES + nbytes > len(data) or (not compression and raw_nbytes != nbytes):
-        raise _corrupt(
-            *place, f"it claims {nbytes} bytes and {len(data) - HEADER_NBYTES} are there"
-        )
+        raise _corrupt(*ids, f"it claims {nbytes} bytes and has {len(data) - HEADER_NBYTES}")
     payload = data[HEADER_NBYTES : HEADER_NBYTES + nbytes]
-    if verify and total != _checksum(bytes(data[:8]), payload, column_seed(chain_id, column)):
-        raise _corrupt(*place, "checksum does not match")
+    if verify and checksum != _checksum(bytes(data[:8]), payload, column_seed(chain_id, column)):
+        raise _corrupt(*ids, "checksum does not match")
     return PackedColumn(_CODECS[codec], payload, _COMPRESSIONS[compression], raw_nbytes)
 
 
@@ -181,24 +178,24 @@ def check_version(version: Any, path: str) -> None:
     try:
         major, minor = (int(part) for part in version)
     except (TypeError, ValueError):
-        raise SchemaMismatch(f"no format version but {version!r}", path=path) from None
+        raise SchemaMismatch(f"{version!r} is not a format version", path=path) from None
     if major != FORMAT_VERSION[0] or minor > FORMAT_VERSION[1] or minor < 0:
-        ours = "{}.{}".format(*FORMAT_VERSION)
+        latest = "{}.{}".format(*FORMAT_VERSION)
         raise SchemaMismatch(
-            f"format {major}.{minor}, this evofeed reads up to {ours}: upgrade evofeed", path=path
+            f"format {major}.{minor}, this evofeed reads up to {latest}: upgrade evofeed", path=path
         )
 
 
 def check_schema(schema: pa.Schema, path: str) -> str:
-    """The kind of a shard; refuses a file that is none of ours, or of a version we do not know.
+    """The kind of a shard, its schema and version checked.
 
     Raises:
-        SchemaMismatch: no shard, or of a kind or version that this evofeed does not read.
+        SchemaMismatch: not a shard, or of a kind or version that this evofeed does not read.
         ShardCorrupt: its columns are not those of its kind.
     """
     metadata = schema.metadata or {}
     if metadata.get(b"evofeed.format") != b"evofeed-shard":
-        raise SchemaMismatch("an Arrow file, but no evofeed shard", path=path)
+        raise SchemaMismatch("an Arrow file, but not an evofeed shard", path=path)
     check_version(metadata.get(b"evofeed.version", b"").decode(errors="replace").split("."), path)
     kind = str(metadata.get(b"evofeed.kind", CHAIN.encode()).decode(errors="replace"))
     if kind not in KINDS:

@@ -1,7 +1,7 @@
 """The manifest: one small canonical JSON file that *is* a snapshot.
 
 Its sha256 is the snapshot's digest. It holds no time and no host, so the same
-chains, configuration and parent give the same digest wherever they are made.
+chains, configuration and parent give the same digest on every machine.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from evofeed.base.files import parse_json
 from evofeed.store.layout import ASSEMBLIES_VERSION, CHAINS_VERSION, ENTRIES_VERSION, check_version
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""What refs, datasets and chain ids may be called: safe in any path or URL."""
+"""Valid names of refs, datasets and chains: safe in any path or URL."""
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ShardEntry:
-    """A written shard: small, JSON-ready, all that a commit needs to know."""
+    """A written shard, as a commit and the manifest need it: small and JSON-ready."""
 
     name: str
     """File name below `shards/`: the sha256 and `.arrow`."""
     sha256: str
     nbytes: int
     chains: int
-    """How many chains it holds."""
+    """Number of chains in it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -41,24 +41,23 @@ class ShardEntry:
     def from_dict(cls, values: dict[str, Any]) -> ShardEntry:
         """The entry back from `to_dict`."""
         entry = cls(**{k: values[k] for k in ("name", "sha256", "nbytes", "chains")})
-        if not DIGEST.fullmatch(entry.sha256) or entry.name != f"{entry.sha256}.arrow":
-            raise ValueError(f"no shard entry: {values!r}")
-        if min(int(entry.nbytes), int(entry.chains)) < 0:
-            raise ValueError(f"no shard entry: {values!r}")
+        named = DIGEST.fullmatch(entry.sha256) and entry.name == f"{entry.sha256}.arrow"
+        if not named or min(int(entry.nbytes), int(entry.chains)) < 0:
+            raise ValueError(f"not a shard entry: {values!r}")
         return entry
 
 
 class Part(NamedTuple):
-    """Complexes, or entries, of a snapshot that is to be written."""
+    """Complexes, or entries, of a snapshot to be written."""
 
     files: Mapping[str, bytes]
-    """Files that tell of them, by name; empty if there are none."""
+    """Their tables as files, by name; empty if there are none."""
     num: int
     shards: tuple[ShardEntry, ...] = ()
-    """What they lie in."""
+    """Shards of their records."""
 
-    def described(self) -> dict[str, Any] | None:
-        """What the manifest says of them; None if there are none."""
+    def to_dict(self) -> dict[str, Any] | None:
+        """Their value in the manifest; None if there are none."""
         files = {
             name: {"sha256": hashlib.sha256(data).hexdigest(), "nbytes": len(data)}
             for name, data in self.files.items()
@@ -67,12 +66,12 @@ class Part(NamedTuple):
 
 
 NO_PART: Final = Part({}, 0)
-"""Of a snapshot without them."""
+"""Part of a snapshot without complexes, or without entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a snapshot holds."""
+    """Contents of a snapshot."""
 
     shards: tuple[ShardEntry, ...]
     """Sorted by name."""
@@ -86,14 +85,14 @@ class Manifest:
     dropped: tuple[dict[str, Any], ...] = ()
     """Inputs that gave no chain, each with its reason."""
     assemblies: dict[str, Any] | None = None
-    """Complexes: how many (`num`), and sha256 and bytes of the `files` beside the index that
-    tell of them; None if there are none."""
+    """Complexes: their number (`num`), and sha256 and bytes of the `files` with their tables;
+    None if there are none."""
     entries: dict[str, Any] | None = None
     """Entries, in the same way."""
 
     @property
     def version(self) -> tuple[int, int]:
-        """Of the format: the least that has what is in it."""
+        """Lowest format version that has its contents."""
         if self.entries:
             return ENTRIES_VERSION
         return ASSEMBLIES_VERSION if self.assemblies else CHAINS_VERSION
@@ -107,7 +106,7 @@ class Manifest:
     def file_table(self) -> dict[str, dict[str, Any]]:
         """sha256 and bytes of those files, by name."""
         parts = (part["files"] for part in (self.assemblies, self.entries) if part)
-        return {name: about for part in parts for name, about in part.items()}
+        return {name: file for part in parts for name, file in part.items()}
 
     def to_bytes(self) -> bytes:
         """Canonical bytes: sorted keys, no spaces, ASCII."""
@@ -137,13 +136,13 @@ class Manifest:
         """The manifest, its digest checked.
 
         Raises:
-            ShardCorrupt: the bytes are not those of `digest`, or no manifest.
+            ShardCorrupt: the bytes are not those of `digest`, or not a manifest.
             SchemaMismatch: another major version.
         """
-        found = hashlib.sha256(data).hexdigest()
-        if found != digest:
-            what = f"manifest has sha256 {found[:12]}, not {digest[:12]}"
-            raise ShardCorrupt(what + REPAIR, path=path)
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != digest:
+            problem = f"manifest has sha256 {actual[:12]}, not {digest[:12]}"
+            raise ShardCorrupt(problem + REPAIR, path=path)
         try:
             values = parse_json(data)
             check_version(values["version"], path)
@@ -159,7 +158,7 @@ class Manifest:
                 entries=_checked(values.get("entries")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ShardCorrupt(f"no manifest: {error!r}", path=path) from None
+            raise ShardCorrupt(f"not a manifest: {error!r}", path=path) from None
 
 
 def _checked(part: Any) -> dict[str, Any] | None:
@@ -168,24 +167,24 @@ def _checked(part: Any) -> dict[str, Any] | None:
     int(part["num"])
     for name, file in part["files"].items():
         if not NAME.fullmatch(name) or not DIGEST.fullmatch(file["sha256"]):
-            raise ValueError(f"no file of a snapshot: {name!r}")
+            raise ValueError(f"not a file of a snapshot: {name!r}")
     return dict(part)
 
 
-REPAIR = ": copy the snapshot from a sound place, or run the `evofeed featurize` that made it again"
+REPAIR = ": copy the snapshot from a backup, or run the `evofeed featurize` that made it again"
 
 
 def canonical_json(values: Any) -> bytes:
-    """JSON with one spelling."""
+    """JSON bytes, the same for equal values: sorted keys, no spaces, ASCII."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def check_name(name: str, what: str) -> str:
-    """A name that is safe in any path or URL.
+def check_name(name: str, kind: str) -> str:
+    """The name, if it is safe in any path or URL.
 
     Raises:
         ValueError: it is not.
     """
     if not NAME.fullmatch(name):
-        raise ValueError(f"{what} {name!r}: use letters, digits, '.', '_', '-', at most 128")
+        raise ValueError(f"{kind} {name!r}: use letters, digits, '.', '_', '-', at most 128")
     return name

@@ -1,6 +1,6 @@
 """Refs: names that point at snapshots and move only by compare-and-swap.
 
-A deleted ref is a file whose digest is null: no storage has a conditional delete that all have.
+A deleted ref is a file whose digest is null, because not all storages have a conditional delete.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from evofeed.base.files import parse_json
 from evofeed.store.manifest import DIGEST, canonical_json, check_name
 from evofeed.store.storage import LocalStorage, ReadOnlyStorage, Storage, now
 
-_MAKERS = "`evofeed featurize INPUT DATASET` (of entries `evofeed entries prepare`)"
-RACES = 5
-"""Times to look again when a compare-and-swap was lost by a hair."""
+_COMMANDS = "`evofeed featurize INPUT DATASET` (of entries `evofeed entries prepare`)"
+SWAP_ATTEMPTS = 5
+"""Attempts at a compare-and-swap when other processes move the same ref."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A name, the digest it points at, and since when (UTC, ISO 8601)."""
+    """A name, the digest it points at, and the time of its last move (UTC, ISO 8601)."""
 
     name: str
     digest: str
@@ -28,10 +28,10 @@ class Ref:
 
 
 def address_and_ref(text: str, snapshot: str = "main") -> tuple[str, str]:
-    """Address and ref of `DATASET@REF`, no folder's name; the snapshot asked for if none is named.
+    """Address and ref of `DATASET@REF`; `snapshot` if `text` names none, or is a folder.
 
     Raises:
-        ValueError: one is named, and another is asked for.
+        ValueError: `text` names a ref, and `snapshot` is another.
     """
     address, mark, ref = text.rpartition("@")
     if not mark or "/" in ref or Path(text).is_dir():
@@ -48,14 +48,14 @@ def read_ref(storage: Storage, name: str) -> Ref:
         DatasetMissing: there is none.
         ShardCorrupt: its file is damaged.
     """
-    _, found = _held(storage, name)
-    if found is None:
-        raise DatasetMissing(f"no ref {name!r}: {what_is_there(storage)}", path=storage.uri)
-    return found
+    _, ref = _load(storage, name)
+    if ref is None:
+        raise DatasetMissing(f"no ref {name!r}: {describe_refs(storage)}", path=storage.uri)
+    return ref
 
 
-def _held(storage: Storage, name: str) -> tuple[bytes | None, Ref | None]:
-    """The bytes of a ref's file and what they say; None: there is no file, or no ref any more."""
+def _load(storage: Storage, name: str) -> tuple[bytes | None, Ref | None]:
+    """Bytes of a ref's file, None if it has none; and the ref, None if it was deleted as well."""
     try:
         data = storage.read(f"refs/{check_name(name, 'ref')}")
     except ShardMissing:
@@ -63,18 +63,18 @@ def _held(storage: Storage, name: str) -> tuple[bytes | None, Ref | None]:
     return data, _parse(data, name, storage.uri)
 
 
-def what_is_there(storage: Storage) -> str:
-    """Refs, or why there are none: the second half of a refusal."""
+def describe_refs(storage: Storage) -> str:
+    """The refs of a storage, or why it has none: the second half of an error message."""
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         if storage.root.exists():
             return "this is a file, and a dataset is a folder"
-        return f"there is no such folder; {_MAKERS} makes one"
+        return f"there is no such folder; {_COMMANDS} makes one"
     try:
         names = [ref.name for ref in list_refs(storage, or_main=False)]
     except ReadOnlyStorage:
         return "is that the dataset's address, and is anything published there?"
     if not names:
-        return f"nothing is published here; {_MAKERS} does it"
+        return f"nothing is published here: run {_COMMANDS}"
     return f"its refs are {', '.join(names)}"
 
 
@@ -89,7 +89,7 @@ def _parse(data: bytes, name: str, uri: str) -> Ref | None:
         ref = Ref(name, "", "")
     if not DIGEST.fullmatch(ref.digest):
         raise ShardCorrupt(
-            f"ref {name!r} holds no digest but {data[:40]!r}: remove this file; then `evofeed "
+            f"ref {name!r} holds {data[:40]!r}, not a digest: remove this file; then `evofeed "
             f"snapshots tag DATASET {name} --snapshot DIGEST` puts it at one that `ls` lists",
             path=f"{uri}/refs/{name}",
         )
@@ -108,8 +108,8 @@ def list_refs(storage: Storage, *, or_main: bool = True) -> list[Ref]:
         if not or_main:
             raise
         return [read_ref(storage, "main")]
-    found = [_held(storage, name)[1] for name in names if not name.startswith(".")]
-    return [ref for ref in found if ref is not None]
+    refs = (_load(storage, name)[1] for name in names if not name.startswith("."))
+    return [ref for ref in refs if ref is not None]
 
 
 def move_ref(
@@ -117,34 +117,34 @@ def move_ref(
 ) -> Ref:
     """Point a ref at a snapshot if it still points at `expect` (None: does not exist).
 
-    With `again`, already pointing at `digest` counts as done, so a publisher that died
-    after moving the ref may simply run again; without, whoever returns has moved it.
-    A `digest` of None deletes the ref: what it pointed at stays until `gc`.
+    With `again`, a ref that already points at `digest` is a success, so a publisher that died
+    after moving the ref may run again; without, a call that returns has moved it.
+    A `digest` of None deletes the ref: its snapshot stays until `gc`.
 
     Returns:
-        The ref; one that was deleted as it was, with the time of its end.
+        The ref; a deleted one with its old digest and the time of the deletion.
 
     Raises:
-        RefConflict: somebody else moved it; says where it is now.
+        RefConflict: another process moved it; names the digest it is at now.
     """
     key = f"refs/{check_name(name, 'ref')}"
-    for _ in range(RACES):
-        held, current = _held(storage, name)
+    for _ in range(SWAP_ATTEMPTS):
+        data, current = _load(storage, name)
         if again and current is not None and current.digest == digest:
             return current
-        found = current.digest if current else None
-        if found != expect:
-            if found is None:
+        actual = current.digest if current else None
+        if actual != expect:
+            if actual is None:
                 message = f"there is no ref {name!r} to move: `evofeed snapshots ls` lists them"
             else:
-                wanted = f"not at {expect[:12]}" if expect else "not new"
+                reason = f"not at {expect[:12]}" if expect else "not new"
                 message = (
-                    f"ref {name!r} is at {found[:12]}, {wanted}: "
+                    f"ref {name!r} is at {actual[:12]}, {reason}: "
                     "open the dataset again and commit on top of what is there"
                 )
             raise RefConflict(message, path=storage.uri)
         new = Ref(name, digest or expect or "", now())
         values = {"name": name, "digest": digest, "updated_at": new.updated_at}
-        if storage.swap(key, held, canonical_json(values)):
-            return new  # otherwise somebody was faster: look who, and say so
+        if storage.swap(key, data, canonical_json(values)):
+            return new  # otherwise another process was faster: read the ref again
     raise RefConflict(f"ref {name!r} keeps moving: try again later", path=storage.uri)

@@ -1,4 +1,4 @@
-"""Records -> one shard file, named by its sha256; and back to where each chain is in it."""
+"""Records -> one shard file, named by its sha256; and a shard file -> its records and index."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from evofeed.store.opening import open_storage
 from evofeed.store.storage import Storage
 
 MESSAGE: Final = b"\xff\xff\xff\xff"
-"""How every Arrow message begins."""
+"""First bytes of every Arrow message."""
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
-"""Arrow's mark behind the last record batch: a footer that lost some is found by it."""
+"""Arrow's mark after the last record batch: shows that a footer has lost none."""
 
 Rows = Callable[[pa.Buffer, str, str], pa.Table]
-"""Rows of an index, from a shard's bytes, its name and where it is."""
+"""Function that makes rows of an index from a shard's bytes, its name and its path."""
 
 
 def write_shard(uri: str, records: Iterable[ChainRecord]) -> ShardEntry:
-    """Write one shard of the dataset at `uri` and say what it is.
+    """Write one shard of the dataset at `uri`; returns its name, size and number of chains.
 
-    The bytes are a pure function of the set of records, the name of the bytes:
-    running it again, anywhere, writes the same file. Nothing points at the shard
-    until a snapshot that names it is committed.
+    The bytes depend on the set of records alone, and the name on the bytes: running it again,
+    anywhere, writes the same file. No reader sees the shard until a snapshot that names it is
+    committed.
 
     Raises:
-        ValueError: no record, a chain twice, or a chain id that is no safe name.
-        StoreError: no room, or the place cannot be written.
+        ValueError: no record, a chain twice, or a chain id that is not a safe name.
+        StoreError: no room, or the dataset cannot be written.
     """
     encoded = {}
     for record in records:
@@ -67,7 +67,7 @@ def shard_bytes(encoded: Mapping[str, Mapping[str, PackedColumn]], kind: str = C
     """The file of these chains, or records of another kind, in order of their ids."""
     size = pa.MockOutputStream()
     _write(size, encoded, kind)
-    buffer = pa.allocate_buffer(size.size())  # one that grows would be copied, and be twice as long
+    buffer = pa.allocate_buffer(size.size())  # a growing buffer would be copied and twice as long
     _write(pa.FixedSizeBufferWriter(buffer), encoded, kind)
     return buffer
 
@@ -93,12 +93,12 @@ def shard_name(data: pa.Buffer) -> str:
 
 
 def store_shard(storage: Storage, data: pa.Buffer, rows: Rows | None = None) -> ShardEntry:
-    """Put a shard's bytes, and the rows that an index has of them (those of chains, if not
-    given), where they belong."""
+    """Store a shard's bytes, and its part: the index rows that `rows` makes of them, by default
+    `shard_index`."""
     name = shard_name(data)
     table = (rows or shard_index)(data, name, storage.uri)
     part = index_bytes(table)
-    # The index part goes first: whoever sees the shard finds its part.
+    # The part is written first, so a process that sees the shard finds its part.
     storage.put(part_key(name), hashlib.sha256(part).digest() + part)
     storage.put(shard_key(name), memoryview(data).cast("B"))
     digest = name.removesuffix(".arrow")
@@ -106,12 +106,12 @@ def store_shard(storage: Storage, data: pa.Buffer, rows: Rows | None = None) -> 
 
 
 def shard_key(name: str) -> str:
-    """Where a shard is."""
+    """Key of a shard in the storage."""
     return f"shards/{name}"
 
 
 def part_key(name: str) -> str:
-    """Where the index of one shard's chains is."""
+    """Key of a shard's part: the index of its chains."""
     return f"parts/{name.removesuffix('.arrow')}.index"
 
 
@@ -119,7 +119,7 @@ def shard_kind(data: pa.Buffer, path: str) -> str:
     """The kind of a shard's records, its schema and version checked.
 
     Raises:
-        ShardCorrupt, SchemaMismatch: the file is no shard.
+        ShardCorrupt, SchemaMismatch: the file is not a shard.
     """
     return check_schema(open_plain(data, path).schema, path)
 
@@ -128,11 +128,11 @@ def read_batches(data: pa.Buffer, path: str, kind: str) -> Iterator[pa.RecordBat
     """The record batch of each record, validated in full; schema and version first.
 
     Raises:
-        ShardCorrupt, SchemaMismatch: the file is no shard, or a batch not one full row.
+        ShardCorrupt, SchemaMismatch: the file is not a shard, or a batch is not one full row.
     """
     reader = open_plain(data, path)
-    if (found := check_schema(reader.schema, path)) != kind:
-        raise ShardCorrupt(f"a shard of kind {found}, not {kind}", path=path)
+    if (actual := check_schema(reader.schema, path)) != kind:
+        raise ShardCorrupt(f"a shard of kind {actual}, not {kind}", path=path)
     for number in count():
         try:
             batch = reader.read_next_batch()
@@ -147,16 +147,16 @@ def read_batches(data: pa.Buffer, path: str, kind: str) -> Iterator[pa.RecordBat
 
 
 def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
-    """Index rows of a shard, made from its bytes alone: decodes and checks everything.
+    """Index rows of a shard, from its bytes alone: decodes and checks everything.
 
     Raises:
-        ShardCorrupt, SchemaMismatch: the file is not a sound shard.
+        ShardCorrupt, SchemaMismatch: the file is not a valid shard.
     """
     rows = []
-    for origin, columns, where in read_records(data, path, CHAIN):
+    for origin, columns, span in read_records(data, path, CHAIN):
         saved = sum(column.raw_nbytes - len(column.payload) for column in columns.values())
-        row = {"shard": name, "raw_nbytes": where["nbytes"] + saved}
-        rows.append(describe(ChainDecoder(columns, origin).record()) | where | row)
+        row = {"shard": name, "raw_nbytes": span["nbytes"] + saved}
+        rows.append(describe(ChainDecoder(columns, origin).record()) | span | row)
     try:
         return index_table(rows)
     except ValueError as error:
@@ -166,22 +166,22 @@ def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
 def read_records(
     data: pa.Buffer, path: str, kind: str
 ) -> Iterator[tuple[Origin, dict[str, PackedColumn], dict[str, Any]]]:
-    """Each record of a shard: its name, its columns, and what a table says of where it is.
+    """Each record of a shard: its origin, its columns, and the columns of its span in a table.
 
     Raises:
-        ShardCorrupt, SchemaMismatch: the file is not a sound shard of that kind.
+        ShardCorrupt, SchemaMismatch: the file is not a valid shard of that kind.
     """
     end = first = schema_end(memoryview(data))
     for batch in read_batches(data, path, kind):
-        origin, columns, where = _record(data, batch, kind, end, path)
-        end = where["offset"] + where["nbytes"]
-        yield origin, columns, where
+        origin, columns, span = _record(data, batch, kind, end, path)
+        end = span["offset"] + span["nbytes"]
+        yield origin, columns, span
     if end == first or bytes(memoryview(data)[end : end + 8]) != END_OF_STREAM:
         raise ShardCorrupt("records are missing at its end", path=path)
 
 
 def schema_end(view: memoryview) -> int:
-    """Where the first record batch's message begins: behind magic and schema message."""
+    """Offset of the first record batch's message, after magic and schema message."""
     return 16 + int.from_bytes(view[12:16], "little")
 
 
@@ -200,24 +200,24 @@ def _record(
         column = unpack_column(memoryview(cell), record_id, name, path)
         start = cell.address - data.address
         if start < stop:
-            raise origin.corrupt(f"column {name} does not lie behind the one before")
+            raise origin.corrupt(f"column {name} overlaps the previous column")
         starts.append(start)
         columns[name] = column
         stop = start + HEADER_NBYTES + len(column.payload)
     stop += -stop % 8
     if stop > data.size:
-        raise origin.corrupt("the file ends within it")
-    where = {
+        raise origin.corrupt("the file ends within this record")
+    span = {
         "offset": offset,
         "nbytes": stop - offset,
         "checksum": xxhash.xxh3_64_intdigest(memoryview(data)[offset:stop]),
         "column_offsets": [start - offset for start in (*starts, stop)],
     }
-    return origin, columns, where
+    return origin, columns, span
 
 
 def _cell(column: pa.LargeBinaryArray) -> pa.Buffer:
-    """The value of a one-row column, where it is."""
+    """The value of a one-row column, without a copy."""
     _, ends, values = column.buffers()
     start, stop = np.frombuffer(ends, np.int64, 2, 8 * column.offset).tolist()
     return values.slice(start, stop - start) if values is not None else pa.py_buffer(b"")
@@ -231,17 +231,17 @@ def read_part(storage: Storage, entry: ShardEntry) -> pa.Table:
 def part_of(
     storage: Storage, entry: ShardEntry, table: str, schema: pa.Schema, rows: Rows
 ) -> pa.Table:
-    """As `read_part`, for rows of a table that a shard's bytes give by `rows`."""
+    """As `read_part`, for the table of a schema that `rows` makes of a shard's bytes."""
     try:
         data = storage.read(part_key(entry.name))
         if hashlib.sha256(data[32:]).digest() == data[:32]:
-            found = read_table(data[32:], part_key(entry.name), table, schema)
-            if found["shard"].unique().to_pylist() == [entry.name]:
-                return found
+            part = read_table(data[32:], part_key(entry.name), table, schema)
+            if part["shard"].unique().to_pylist() == [entry.name]:
+                return part
     except (ShardMissing, ShardCorrupt):
         pass  # a part is only a shortcut; the shard is the truth
     path = f"{storage.uri}/{shard_key(entry.name)}"
-    whole = pa.py_buffer(storage.read(shard_key(entry.name)))
-    if shard_name(whole) != entry.name:
+    shard = pa.py_buffer(storage.read(shard_key(entry.name)))
+    if shard_name(shard) != entry.name:
         raise ShardCorrupt("sha256 does not match", path=path)
-    return rows(whole, entry.name, path)
+    return rows(shard, entry.name, path)

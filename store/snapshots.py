@@ -1,8 +1,8 @@
-"""New snapshots from old ones: add entries, remove chains, merge, compact, tag, copy.
+"""New snapshots from existing ones: add entries, remove chains, merge, compact, tag, copy.
 
-Each function that changes one reads where a ref points, writes a new snapshot whose parent that
-is, and moves the ref by compare-and-swap; if somebody else moved it meanwhile it
-raises `RefConflict` and nothing has changed.
+Each function that changes one opens the snapshot of a ref, writes a child of it, and moves the ref
+by compare-and-swap; if another process moved the ref meanwhile, it raises `RefConflict` and
+nothing has changed.
 """
 
 from __future__ import annotations
@@ -34,58 +34,65 @@ def remove_chains(uri: str, chain_ids: Iterable[str], *, ref: str = "main") -> S
     """The snapshot without some chains. Their bytes go when `compact` and `gc` have run.
 
     Raises:
-        KeyError: a chain is not there.
+        KeyError: a chain is not in the snapshot.
     """
 
     def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
-        gone = list(chain_ids)
-        for chain_id in gone:
-            base.row(chain_id)  # KeyError for one that is not there
-        left_out = pc.is_in(base.index["chain_id"], value_set=pa.array(gone, pa.utf8()))
+        removed = list(chain_ids)
+        for chain_id in removed:
+            base.row(chain_id)  # raises KeyError if it is not in the snapshot
+        left_out = pc.is_in(base.index["chain_id"], value_set=pa.array(removed, pa.utf8()))
         return canonical([base.index.filter(pc.invert(left_out))]), []
 
     return _amend(uri, ref, change)
 
 
 def merge(uri: str, other: str, *, ref: str = "main") -> Snapshot:
-    """The snapshot with all chains of another dataset, whose shards are copied here.
+    """The snapshot with all chains of another dataset, whose shards are copied.
 
-    A chain that both have with the same bytes is kept once.
+    A chain that both have with the same bytes is in it once.
 
     Raises:
         ValueError: a chain is in both and differs; names it.
     """
-    theirs = Dataset.open(other)
-    for what, part in (("assemblies", theirs.assemblies), ("entries", theirs.entries)):
+    other_dataset = Dataset.open(other)
+    for kind, part in (
+        ("assemblies", other_dataset.assemblies),
+        ("entries", other_dataset.entries),
+    ):
         if len(part):
-            raise ValueError(f"the other dataset has {what}: merge into it, or add them here again")
+            raise ValueError(f"the other dataset has {kind}: merge into it, or add them here again")
 
     def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
-        shared = base.diff_with(theirs)
+        shared = base.diff_with(other_dataset)
         if shared.changed:
             raise ValueError(
                 f"chains differ: {', '.join(shared.changed[:5])}: remove one side first"
             )
-        _copy_shards(theirs, base.storage)
-        fresh = pc.is_in(theirs.index["chain_id"], value_set=pa.array(shared.added, pa.utf8()))
-        return canonical([base.index, theirs.index.filter(fresh)]), list(theirs.manifest.shards)
+        _copy_shards(other_dataset, base.storage)
+        fresh = pc.is_in(
+            other_dataset.index["chain_id"], value_set=pa.array(shared.added, pa.utf8())
+        )
+        return canonical([base.index, other_dataset.index.filter(fresh)]), list(
+            other_dataset.manifest.shards
+        )
 
     return _amend(uri, ref, change)
 
 
 def compact(uri: str, *, ref: str = "main") -> Snapshot:
-    """The snapshot with shards rewritten that are small or mostly of removed chains.
+    """The snapshot with small shards, and shards mostly of removed chains, rewritten.
 
-    Columns are copied packed, bit for bit; only shards that are less than half full of live bytes
-    are touched.
+    Columns are copied packed, bit for bit; only shards whose live chains take less than half
+    of `SHARD_NBYTES` are rewritten.
     """
 
     def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
         live = base.index.group_by("shard").aggregate([("nbytes", "sum"), ("nbytes", "count")])
         names = live.filter(pc.less(live["nbytes_sum"], SHARD_NBYTES / 2))
         sparse = names["shard"].to_pylist()
-        held = sum(shard.chains for shard in base.manifest.shards if shard.name in sparse)
-        if len(sparse) < 2 and held == (pc.sum(names["nbytes_count"]).as_py() or 0):
+        num_stored = sum(shard.chains for shard in base.manifest.shards if shard.name in sparse)
+        if len(sparse) < 2 and num_stored == (pc.sum(names["nbytes_count"]).as_py() or 0):
             return base.index, []
         rewritten = pc.is_in(base.index["shard"], value_set=pa.array(sparse, pa.utf8()))
         sizes = dict(zip(base, base.index["cluster_size"].to_pylist(), strict=True))
@@ -110,7 +117,7 @@ def add_entries(
     config: Mapping[str, Any] | None = None,
     dropped: Iterable[Mapping[str, Any]] = (),
 ) -> Snapshot:
-    """The snapshot with the records of these shards in place of the entries it had; moves `ref`.
+    """Replaces the entries of the snapshot by the records of these shards, and moves `ref`.
 
     Chains and complexes stay as they are. Adding the same again gives the same snapshot.
 
@@ -118,7 +125,7 @@ def add_entries(
         shards: of `write_records`: entries, their alignments, molecules and components.
         expect: digest the ref must have now, which becomes the parent; None if it must not exist.
         clusters: cluster of a polymer by `ENTRY_entity` or by sequence, for weights.
-        config: how the entries were made, kept in the manifest.
+        config: how the entries were made, stored in the manifest.
         dropped: entries that could not be made, each `{"entry", "reason", ...}`.
 
     Raises:
@@ -132,7 +139,7 @@ def add_entries(
     base = parent_of(storage, expect)
     manifest = base.manifest if base is not None else None
     settings = {k: v for k, v in (manifest.config if manifest else {}).items() if k != "entries"}
-    left_out = sorted((dict(one) for one in dropped), key=canonical_json)
+    left_out = sorted((dict(item) for item in dropped), key=canonical_json)
     settings["entries"] = {**dict(config or {}), **({"dropped": left_out} if left_out else {})}
     files = entry_files(table.to_pylist(), clusters or {}) if rows else {}
     snapshot = write_snapshot(
@@ -149,10 +156,10 @@ def add_entries(
 
 
 def tag(uri: str, name: str, snapshot: str = "main") -> Ref:
-    """A new ref at a snapshot; a tag that exists stays where it is.
+    """A new ref at a snapshot; an existing ref is not moved.
 
     Raises:
-        RefConflict: it points elsewhere already.
+        RefConflict: the ref exists and points at another snapshot.
     """
     dataset = Dataset.open(uri, snapshot)
     return move_ref(dataset.storage, name, dataset.digest, None)
@@ -164,7 +171,7 @@ Change = Callable[[Dataset], tuple[pa.Table, list[ShardEntry]]]
 def _amend(uri: str, ref: str, change: Change) -> Snapshot:
     base = Dataset.open(uri, ref)
     table, entries = change(base)
-    _keep_chains_of_assemblies(base, table)
+    _check_assemblies(base, table)
     if table.equals(base.index):
         return Snapshot(base.digest, base.manifest)
     snapshot = write_snapshot(base.storage, table, (*base.manifest.shards, *entries), base=base)
@@ -172,18 +179,14 @@ def _amend(uri: str, ref: str, change: Change) -> Snapshot:
     return snapshot
 
 
-def _keep_chains_of_assemblies(base: Dataset, table: pa.Table) -> None:
-    """Refuse to take a chain away from a complex.
-
-    Raises:
-        ValueError: an assembly needs a chain that would be gone.
-    """
-    assemblies, there = base.assemblies.table, set(table["chain_id"].to_pylist())
+def _check_assemblies(base: Dataset, table: pa.Table) -> None:
+    """Refuses an index without a chain that a complex has (raises ValueError)."""
+    assemblies, present = base.assemblies.table, set(table["chain_id"].to_pylist())
     names = assemblies["assembly_id"].to_pylist()
     for name, chains in zip(names, assemblies["chain_ids"].to_pylist(), strict=True):
-        if gone := [chain for chain in chains if chain not in there]:
+        if missing := [chain for chain in chains if chain not in present]:
             raise ValueError(
-                f"chain {gone[0]} belongs to assembly {name}: add the assemblies again without "
+                f"chain {missing[0]} belongs to assembly {name}: add the assemblies again without "
                 "it first"
             )
 
@@ -200,13 +203,13 @@ def copy_dataset(
     """Copy a snapshot between folders, buckets and services; its digest stays.
 
     Args:
-        target: a folder or bucket; shards that are there already are not fetched again.
+        target: a folder or bucket; shards that it has already are not fetched again.
         ref: name to move at the target, which must be at `expect`.
-        expect: digest the ref must have there now; None if it must not exist.
+        expect: digest the ref must have at the target now; None if it must not exist.
 
     Raises:
-        ShardCorrupt: what arrived is not what the manifest names.
-        RefConflict: `ref` is elsewhere.
+        ShardCorrupt: a shard's bytes do not match the manifest.
+        RefConflict: `ref` is at another snapshot.
     """
     dataset, storage = Dataset.open(source, snapshot, token=token), open_storage(target)
     _copy_shards(dataset, storage)
@@ -219,12 +222,12 @@ def copy_dataset(
 
 
 def _copy_shards(dataset: Dataset, storage: Storage) -> None:
-    """Fetch the shards of a snapshot that are not there yet, or damaged in a folder (raises
+    """Fetch the shards of a snapshot that a storage lacks, or has damaged if it is a folder (raises
     ShardCorrupt)."""
-    there = {item.key: item.nbytes for item in storage.files("shards/")}
+    stored = {item.key: item.nbytes for item in storage.files("shards/")}
     for entry in dataset.manifest.shards:
         key = shard_key(entry.name)
-        if there.get(key) == entry.nbytes and (
+        if stored.get(key) == entry.nbytes and (
             not isinstance(storage, LocalStorage)
             or hashlib.sha256(storage.read(key)).hexdigest() == entry.sha256
         ):
@@ -236,13 +239,13 @@ def _copy_shards(dataset: Dataset, storage: Storage) -> None:
 
 
 def join_chains(storage: Storage, rows: pa.Table) -> ShardEntry:
-    """Write one shard of the chains that these rows of an index name.
+    """Write one shard of the chains in these rows of an index.
 
-    Its bytes depend on the chains alone, not on the shards they came from. They are in
+    Its bytes depend on the chains alone, not on the shards they came from. All chains are in
     memory while it is written. Columns are copied packed.
 
     Raises:
-        ShardCorrupt, ShardMissing: a chain's bytes are wrong or gone.
+        ShardCorrupt, ShardMissing: a chain's bytes are wrong or missing.
         ValueError: a chain is in two rows.
     """
     spans = Spans(storage, canonical([rows]))
@@ -253,12 +256,12 @@ def join_chains(storage: Storage, rows: pa.Table) -> ShardEntry:
 def groups_of(sizes: Iterable[int], nbytes: int) -> Iterator[list[int]]:
     """Numbers of consecutive items that together reach `nbytes`; the last may be smaller."""
     group: list[int] = []
-    held = 0
+    total = 0
     for number, size in enumerate(sizes):
         group.append(number)
-        held += size
-        if held >= nbytes:
+        total += size
+        if total >= nbytes:
             yield group
-            group, held = [], 0
+            group, total = [], 0
     if group:
         yield group

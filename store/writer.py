@@ -221,8 +221,8 @@ def write_snapshot(
         parent=parent if base is None else base.digest,
         config=config or {},
         dropped=dropped or (),
-        assemblies=assemblies.described(),
-        entries=entries.described(),
+        assemblies=assemblies.to_dict(),
+        entries=entries.to_dict(),
     )
     if base is not None and replace(manifest, parent=base.manifest.parent).digest == base.digest:
         return Snapshot(base.digest, base.manifest)

@@ -37,7 +37,7 @@ from evofeed.store.layout import (
     PackedColumn,
     arrow_schema,
     check_version,
-    most_unpacked,
+    max_unpacked,
     pack_column,
 )
 from evofeed.store.manifest import Manifest, ShardEntry
@@ -153,12 +153,12 @@ def test_a_column_under_zstd_becomes_64_times_as_large_at_most():
     columns["msa"] = PackedColumn(
         Codec.MSA5, memoryview(packed), Compression.ZSTD, raw_nbytes=125_000_000
     )
-    with pytest.raises(ShardCorrupt, match=f"{most_unpacked(len(packed))} possible"):
+    with pytest.raises(ShardCorrupt, match=f"{max_unpacked(len(packed))} possible"):
         ChainDecoder(columns, Origin("bomb_A", "here")).raw("msa")
 
 
 def test_what_would_become_more_is_stored_without_zstd():
-    zeros = memoryview(bytes(most_unpacked(0) + 1))
+    zeros = memoryview(bytes(max_unpacked(0) + 1))
     plain = PackedColumn(Codec.MSA5, zeros, raw_nbytes=len(zeros))
     assert compressed(plain) is plain
     fits = PackedColumn(Codec.MSA5, zeros[:-1], raw_nbytes=len(zeros) - 1)
@@ -187,7 +187,7 @@ def test_an_index_that_promises_more_than_its_shards_hold_is_refused(lie, tmp_pa
     made = write_snapshot(
         dataset.storage, table, list(base.manifest.shards), parent=None, config={}, dropped=()
     )
-    with pytest.raises(ShardCorrupt, match="promises more") as caught:
+    with pytest.raises(ShardCorrupt, match="claims more") as caught:
         Dataset.open(tmp_path, made.digest)
     assert caught.value.item == "bomb_A"
 
@@ -266,5 +266,5 @@ def test_other_arrow_files_are_no_shards():
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, pa.schema([("a", pa.int32())])):
         pass
-    with pytest.raises(SchemaMismatch, match="no evofeed shard"):
+    with pytest.raises(SchemaMismatch, match="not an evofeed shard"):
         shard_index(sink.getvalue(), "x", "here")

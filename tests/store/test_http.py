@@ -265,7 +265,7 @@ def test_snapshots_and_copies_work_through_http(service, closing, tmp_path):
     copied = copy_dataset(service.url, tmp_path / "copy")
     assert copied.digest == dataset.digest
     (shard,) = (tmp_path / "copy" / "shards").iterdir()
-    flip(shard, 1000)  # as `verify` advises, a sound place repairs it
+    flip(shard, 1000)  # as `verify` advises, a backup repairs it
     assert len(Dataset.open(tmp_path / "copy").verify(deep=True)) > 0
     copy_dataset(service.url, tmp_path / "copy")
     assert Dataset.open(tmp_path / "copy").verify(deep=True) == []
