@@ -1,4 +1,4 @@
-"""`evofeed jobs`: look at featurize jobs, stop them, give broken chains another chance."""
+"""`evofeed jobs`: show featurize jobs, cancel them, retry broken chains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _open(where: str) -> Any:
 
 
 def _is_database(where: str) -> bool:
-    """Whether a ledger itself was named, and not the dataset it is for."""
+    """True if the argument names a ledger itself, and not its dataset."""
     return where.startswith(("sqlite:", "postgresql")) or Path(where).is_file()
 
 
@@ -38,10 +38,10 @@ def _pick(ledger: Any, job_id: str) -> Any:
 
     if job_id:
         return ledger.job(job_id)
-    known = ledger.jobs()
-    if not known:
-        raise JobError("no job yet: start one with `evofeed featurize`", path=ledger.place)
-    return known[0]
+    jobs = ledger.jobs()
+    if not jobs:
+        raise JobError("no job yet: start one with `evofeed featurize`", path=ledger.location)
+    return jobs[0]
 
 
 def _status(ledger: Any, job: Any) -> dict[str, Any]:
@@ -76,28 +76,29 @@ def status(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
     Example: evofeed jobs status data/
     """
     ledger = _open(where)
-    found = [ledger.job(job_id)] if job_id else ledger.jobs()
-    statuses = [_status(ledger, job) for job in found]
+    selected = [ledger.job(job_id)] if job_id else ledger.jobs()
+    statuses = [_status(ledger, job) for job in selected]
     if job_id and not as_json:
-        _details(ledger, statuses[0])
+        _print_details(ledger, statuses[0])
     elif as_json:
         print(json.dumps(statuses))
     else:
         print("\n".join(map(_line, statuses)) or "no job yet: start one with `evofeed featurize`")
 
 
-def _details(ledger: Any, status: dict[str, Any]) -> None:
+def _print_details(ledger: Any, status: dict[str, Any]) -> None:
     print(_line(status))
     for name in ("input_uri", "snapshot", "units_todo", "units_leased", "units_done"):
         print(f"  {name:<13}{status[name]}")
     for unit in ledger.units(status["job_id"], "leased"):
-        begun, count = time.time() - unit["leased_at"], len(unit["chain_ids"])
-        what = f"{unit['chain_ids'][0]}, first of {count}: attempt {unit['attempts']}"
-        print(f"  in work {what}, begun {max(0, begun):.0f} s ago")
+        seconds, count = max(0, time.time() - unit["leased_at"]), len(unit["chain_ids"])
+        chains = f"{unit['chain_ids'][0]}, first of {count}"
+        print(f"  in work {chains}: attempt {unit['attempts']}, begun {seconds:.0f} s ago")
     for chain in ledger.chains(status["job_id"], dead=None):
-        place = ":".join(str(part) for part in (chain["path"], chain["line"]) if part)
+        location = ":".join(str(part) for part in (chain["path"], chain["line"]) if part)
         kind = "broken" if chain["dead"] else "suspect"
-        print(f"  {kind} {chain['chain_id']}: {place + ': ' if place else ''}{chain['message']}")
+        prefix = f"{location}: " if location else ""
+        print(f"  {kind} {chain['chain_id']}: {prefix}{chain['message']}")
 
 
 @jobs.command()
@@ -125,21 +126,21 @@ def retry(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
     """
     ledger = _open(where)
     job = _pick(ledger, job_id)
-    parts = [one.job_id for one in ledger.jobs() if _one_job(one, job)]
-    if not any(ledger.chains(part) for part in parts):
+    job_ids = [other.job_id for other in ledger.jobs() if _are_phases(job, other)]
+    if not any(ledger.chains(phase_id) for phase_id in job_ids):
         result = {"job_id": job.job_id, "chains": 0}
         print(json.dumps(result) if as_json else f"no broken chain in job {job.job_id[:12]}")
         return
-    for part in parts:
-        ledger.retry(part)
+    for phase_id in job_ids:
+        ledger.retry(phase_id)
     _run(ledger, job, where, as_json)
 
 
-def _one_job(one: Any, other: Any) -> bool:
-    """Whether two jobs of the ledger are one to the user: entries, and what molecules they need."""
-    if one.job_id == other.job_id:
+def _are_phases(job: Any, other: Any) -> bool:
+    """True if two jobs are phases of one command: entries, and the molecules that they need."""
+    if job.job_id == other.job_id:
         return True
-    return "entries" in one.arguments and one.arguments == other.arguments
+    return "entries" in job.arguments and job.arguments == other.arguments
 
 
 @jobs.command()
@@ -171,7 +172,7 @@ def _run(ledger: Any, job: Any, where: str, as_json: bool) -> None:
     crop = CropConfig(**job.arguments["crop"]) if job.arguments["crop"] else None
     options = JobOptions(**{**job.arguments["options"], "ledger": ledger.url})
     ledger.close()
-    how = {"config": config, "crop": crop, "options": options}
-    finder = job.arguments["discover"]
-    report = run_and_show(job.input_uri, dataset_uri, as_json, **how, discover_args=finder)
+    settings = {"config": config, "crop": crop, "options": options}
+    settings["discover_args"] = job.arguments["discover"]
+    report = run_and_show(job.input_uri, dataset_uri, as_json, **settings)
     raise typer.Exit(report.exit_code)

@@ -33,11 +33,11 @@ from evofeed.featurize.entries.work import CONFORMERS, EntriesTask
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import JobReport
-from evofeed.featurize.job.driver import Items, KeptJob, Progress, parent_of, undisturbed
+from evofeed.featurize.job.driver import Items, LedgerJob, Progress, current_snapshot, job_lease
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
-from evofeed.featurize.job.options import JobOptions, absolute, ledger_url, refuse_same
-from evofeed.featurize.job.template_use import outdated
+from evofeed.featurize.job.options import JobOptions, absolute, check_separate, ledger_url
+from evofeed.featurize.job.template_use import outdated_units
 from evofeed.featurize.job.units import Plan, Unit, sha_of, stamp_of
 from evofeed.featurize.structures.components import read_components
 from evofeed.protein.molecules import Molecule
@@ -84,7 +84,7 @@ def prepare_entries(
     """
     options, dataset_uri = options or JobOptions(), absolute(dataset_uri)
     source = from_anywhere(source)
-    refuse_same(source.structures, dataset_uri)
+    check_separate(source.structures, dataset_uri)
     prepared = prepared_set(source.structures, source.alignments)
     projects = source.projects or ((prepared.project,) if prepared else PROJECTS)
     if unknown := [one for one in projects if one not in PROJECTS]:
@@ -109,7 +109,7 @@ def prepare_entries(
         ledger = Ledger(ledger_url(options.ledger, dataset_uri))
         stack.enter_context(contextlib.closing(ledger))
         name = sha_of(dataset_uri, options.ref, repr(source))  # another job has another lease
-        lease = stack.enter_context(undisturbed(dataset_uri, name))
+        lease = stack.enter_context(job_lease(dataset_uri, name))
         components, span = _components(source.components, dataset_uri)
         common = f"{__version__} {span.record_id} {span.key} {how['rdkit']} {' '.join(projects)}"
         settings = {
@@ -140,9 +140,9 @@ def prepare_entries(
             groups.append(("alignment", with_text(found, left_out)))
         first = _Phase(ledger, options, lease, progress, task, settings, arguments)
         stack.enter_context(first.taken_up(groups, left_out))
-        is_done = first.work_off(options)
+        is_done = first.run_units(options)
         while is_done and first.strike_repeated():
-            is_done = first.work_off(options)
+            is_done = first.run_units(options)
         if not is_done:
             return first.cancelled()
         second, lacking = dataclasses.replace(first), first.lacking(known)
@@ -150,16 +150,16 @@ def prepare_entries(
             codes = [(f"component-{code}", code) for code in lacking]
             stack.enter_context(second.taken_up([("molecules", codes)]))
             first.further = second
-            if not second.work_off(options):
+            if not second.run_units(options):
                 return first.cancelled()
-        made, more = first.made(), second.made() if lacking else []
+        made, more = first.done_shards(), second.done_shards() if lacking else []
         if not any(one["kind"] == "entry" for one in made):
             return first.end(states.FAILED, f"none of {len(files)} entries can be published")
         if changed := first.changed():
             return first.end(states.FAILED, f"{changed} changed while the job ran: run it again")
         shards = [ShardEntry.from_dict(one) for one in made if one["kind"] != "molecules"]
         broken = first.missing()[0] + (second.missing()[0] if lacking else [])
-        if options.max_broken is not None and options.too_many(len(broken), len(files)):
+        if options.max_broken is not None and options.exceeded_share(len(broken), len(files)):
             what = f"{len(broken)} of {len(files)} entries are left out"
             what += f", more than max_broken {options.max_broken:g} allows; done work stays"
             return first.end(states.FAILED, what)
@@ -167,7 +167,7 @@ def prepare_entries(
             dataset_uri,
             [components, *shards, *_molecules(dataset_uri, [*more, *made], known)],
             ref=options.ref,
-            expect=parent_of(dataset_uri, options.ref),
+            expect=current_snapshot(dataset_uri, options.ref),
             clusters={k: v for one in made for k, v in one["clusters"].items()} | clusters,
             config={**how, "projects": list(projects), "conformers": pools},
             dropped=[{"entry": one["chain_id"], "reason": one["message"]} for one in broken],
@@ -192,7 +192,7 @@ def prepare_again(
 
 
 @dataclass(eq=False)
-class _Phase(KeptJob):
+class _Phase(LedgerJob):
     """Units of some kinds of work, in the ledger as a job of their own; some were done before."""
 
     ledger: Ledger
@@ -237,14 +237,14 @@ class _Phase(KeptJob):
             "arguments": self.arguments,
         }
         with driving(self.ledger, job_id):
-            job = self.ledger.begin(job_id, plan, where, parent_of(dataset_uri, ref))
+            job = self.ledger.begin(job_id, plan, where, current_snapshot(dataset_uri, ref))
             if self.common.templates:  # which may be there now
                 for one in self.ledger.chains(job_id):
                     is_alignment = self.tasks[one["unit_id"]].kind == "alignment"
                     if is_alignment and one["type"] != "WorkerKilled":
-                        self.ledger.give_back(job_id, one["unit_id"], acquit=True)
+                        self.ledger.requeue(job_id, one["unit_id"], forget_broken=True)
             self.begin(self.ledger, job, plan, list(unusable))
-            with self.told():
+            with self.failures_recorded():
                 yield
 
     def _unit_id(self, kind: str, items: Iterable[tuple[str, ...]]) -> str:
@@ -258,15 +258,15 @@ class _Phase(KeptJob):
         items = tuple(item for item in task.items if item[0] in item_ids)
         return dataclasses.replace(task, items=items)
 
-    def outdated(self) -> dict[str, str]:
+    def outdated_units(self) -> dict[str, str]:
         """Units whose templates changed or came since."""
-        return outdated(self.done(), RULES, structure_beside)
+        return outdated_units(self.done_units(), RULES, structure_beside)
 
     def strike_repeated(self) -> bool:
         """Leave out files with an entry that an earlier one has; True if there were any."""
         first: dict[str, str] = {}
         repeated = []
-        for unit in self.done():
+        for unit in self.done_units():
             for record_id, name in (unit["shard"] or {}).get("records", {}).items():
                 if first.setdefault(record_id, name) != name:
                     why = f"entry {record_id} is in {first[record_id]} too"
@@ -277,15 +277,15 @@ class _Phase(KeptJob):
 
     def lacking(self, known: Mapping[str, Mapping[str, Molecule]]) -> list[str]:
         """Components whose molecules some project needs and has not."""
-        needs = [need for one in self.made() for need in one["needs"].items()]
+        needs = [need for one in self.done_shards() for need in one["needs"].items()]
         return sorted({c for project, codes in needs for c in codes if c not in known[project]})
 
     def changed(self) -> str:
         """A file that is not as it was when the job began; its unit is to be done again."""
-        found = [f"a template in {folder}" for folder in self.outdated().values()]
+        found = [f"a template in {folder}" for folder in self.outdated_units().values()]
         for unit_id, task in reversed(self.tasks.items()):
             if self._unit_id(task.kind, task.items) != unit_id:
-                self.ledger.give_back(self.job_id, unit_id)
+                self.ledger.requeue(self.job_id, unit_id)
                 found.insert(0, f"a file of {task.items[0][0]} to {task.items[-1][0]}")
         return found[0] if found else ""
 

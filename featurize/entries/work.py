@@ -26,7 +26,7 @@ from evofeed.featurize.entries.templates import with_templates
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.featurize.formats.stockholm import parse_stockholm
-from evofeed.featurize.job.template_use import remembered
+from evofeed.featurize.job.template_use import stored_templates
 from evofeed.featurize.job.work import Task, UnitResult, describe
 from evofeed.featurize.records.rulesets.contacts import contacts
 from evofeed.featurize.records.template_library import FolderUse
@@ -63,7 +63,7 @@ class EntriesTask(Task):
     templates: str = ""
     run: str = ""
 
-    def work(self, in_hand: Callable[[str], None]) -> UnitResult:
+    def work(self, set_current: Callable[[str], None]) -> UnitResult:
         """Do every item and write the good ones as one shard.
 
         Raises:
@@ -72,9 +72,9 @@ class EntriesTask(Task):
         _load(self)
         unit = _Unit(self)
         for name, *files in self.items:
-            in_hand(name)
+            set_current(name)
             unit.do(name, files)
-        in_hand("")
+        set_current("")
         return unit.result()
 
 
@@ -163,7 +163,7 @@ class _Unit:
                 "clusters": self.clusters,
                 "needs": {project: sorted(codes) for project, codes in self.needs.items()},
                 "molecules": made,
-                "templates": remembered({task.templates: self.used}),
+                "templates": stored_templates({task.templates: self.used}),
             }
         return UnitResult(
             unit_id=task.unit_id,

@@ -1,4 +1,4 @@
-"""What a job says: how far it is while it runs, and its report when it has ended."""
+"""Progress of a running job, and the report of a job that has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from evofeed.base.files import write_atomic
 from evofeed.base.within import Limits
-from evofeed.featurize.job.lock import Waits, a_while
+from evofeed.featurize.job.lock import KeepWaiting, wait_briefly
 from evofeed.store.inner import MoveRef, move_ref
 
 
@@ -23,27 +23,27 @@ class JobProgress:
     good: int
     broken: int
     suspects: int
-    """Chains that took a worker down and get another chance."""
+    """Chains that killed a worker and will be retried."""
     share: float
-    """Of the predicted work, 0 to 1."""
+    """Done share of the predicted work, 0 to 1."""
     chains_per_second: float
-    """Of this run."""
+    """Rate of this run."""
     seconds_left: float | None
-    """By the work done in this run; None before the first unit is done."""
+    """Estimated from the work done in this run; None before the first unit is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """The end of a job, also written as JSON beside its ledger.
+    """The outcome of a job, also written as JSON next to its ledger.
 
     Attributes:
         state: `published`, `failed` or `cancelled`.
         snapshot: digest of the published snapshot, None if there is none.
         broken: one dict per chain that is not in the snapshot: `chain_id type message
             path line`, by chain id.
-        left_out: likewise, what is no protein (`NoProtein`) and files that look like a protein's
-            and that no chain uses (`UnusedInput`); not counted as broken.
-        notes: what was left out of good chains (templates, rows), per chain, in words.
+        left_out: likewise for inputs that are not proteins (`NoProtein`) and for files that look
+            like a protein's but that no chain uses (`UnusedInput`); not counted as broken.
+        notes: messages by chain id on what was omitted from good chains (templates, rows).
         resumed: units that were already done when this run began.
     """
 
@@ -83,40 +83,43 @@ class JobReport:
         return {**dataclasses.asdict(self), "num_broken": self.num_broken}
 
     def write(self) -> None:
-        """Write the JSON file at `path`, whole or not at all."""
+        """Write the JSON file at `path` atomically."""
         write_atomic(Path(self.path), json.dumps(self.to_dict(), indent=1) + "\n")
 
 
 Entries = Sequence[Mapping[str, Any]]
-"""Chains and what there is to say of them: `kind` (`broken`, or `note` for what was left out
-of a good chain), `chain_id type message path line`."""
+"""Report entries of chains: `kind` (`broken`, or `note` on what was omitted from a good chain),
+`chain_id type message path line`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHost:
-    """How a job belongs to what runs it; each part may be left out."""
+    """Owner and callbacks of the program that runs a job, such as the service; all optional."""
 
     owner: str = ""
     """Jobs of different owners share finished units and nothing else."""
     retry: bool = False
-    """Chains that are known to be broken get another chance."""
+    """Retry chains that an earlier run found broken."""
     found: Callable[[Entries], None] = lambda _: None
-    """Called with broken chains and notes as they come, and first with those known already."""
+    """Called with broken chains and notes: first those of earlier runs, then each new one."""
     move: MoveRef = move_ref
-    """Moves the ref when the snapshot is there."""
-    waits: Waits = a_while
-    """Asked while another process drives the job: whether to go on waiting."""
+    """Moves the ref once the snapshot is written."""
+    waits: KeepWaiting = wait_briefly
+    """True to keep waiting while another process drives the job."""
     limits: Limits | None = None
     """Folders that inputs must lie in, wherever links lead; None: anywhere."""
 
 
 def broken_entries(chains: Entries) -> list[dict[str, Any]]:
-    """Chains that are in no snapshot."""
+    """Entries of chains that are not in the snapshot."""
     return [{**chain, "kind": "broken"} for chain in chains]
 
 
 def note_entries(notes: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """What was left out of good chains."""
+    """Entries of the notes on good chains."""
     head = {"kind": "note", "type": "", "path": None, "line": None}
-    pairs = ((chain_id, text) for chain_id, found in notes.items() for text in found)
-    return [{**head, "chain_id": chain_id, "message": text} for chain_id, text in pairs]
+    return [
+        {**head, "chain_id": chain_id, "message": message}
+        for chain_id, messages in notes.items()
+        for message in messages
+    ]

@@ -1,6 +1,6 @@
-"""Where units run: processes of this machine, or Ray.
+"""Executors of units: local processes, and the interface that the one on Ray shares.
 
-Both give back an outcome for every unit taken, in whatever order they end.
+Both return an outcome for every unit submitted, in the order in which units end.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Outcome = UnitOutput | UnitLost | UnitFailed
 
 
 class ExecutorGone(JobError):
-    """What runs the units is gone itself; that is the fault of no unit in flight."""
+    """The executor itself stopped; no unit in flight is to blame."""
 
 
-def outcome_of(said: bytes | UnitLost) -> Outcome:
-    """What a watcher passed on, unpacked."""
-    if isinstance(said, UnitLost):
-        return said
-    outcome: Outcome = pickle.loads(said)
+def unpickle_outcome(reply: bytes | UnitLost) -> Outcome:
+    """The outcome in a watcher's reply."""
+    if isinstance(reply, UnitLost):
+        return reply
+    outcome: Outcome = pickle.loads(reply)
     return outcome
 
 
@@ -36,23 +36,23 @@ class Executor(Protocol):
     """A bounded window of units in flight."""
 
     def room(self, resource: str = "") -> int:
-        """Units it would take now, for nodes with a resource if it is named."""
+        """Number of units it would take now, for nodes with a resource if one is named."""
 
     def slots(self, num_cpus: int) -> int:
-        """Units of so many cores that run at once."""
+        """Number of units of `num_cpus` cores that run at once."""
 
     def submit(self, task: Task, num_cpus: int = 1, resource: str = "") -> None:
-        """Take a unit, for one of the nodes that offer a resource if some do."""
+        """Submit a unit, to one of the nodes that offer the resource if some do."""
 
     def wait(self, timeout: float) -> list[Outcome]:
-        """Outcomes that are there, waiting up to `timeout` seconds for the first.
+        """Outcomes of ended units, waiting up to `timeout` seconds for the first.
 
         Raises:
-            ExecutorGone: there will be none any more.
+            ExecutorGone: no unit will ever end.
         """
 
     def close(self) -> None:
-        """Stop everything; nothing is left running."""
+        """Stop the executor and everything that it started."""
 
 
 class LocalExecutor:
@@ -64,16 +64,16 @@ class LocalExecutor:
         self.num_workers = num_workers
 
     def room(self, resource: str = "") -> int:
-        """Units it would take now."""
-        return self.num_workers - sum(not worker.idle for worker in self.workers)
+        """Number of idle workers."""
+        return self.num_workers - sum(not worker.is_idle for worker in self.workers)
 
     def slots(self, num_cpus: int) -> int:
-        """Workers of this machine: as many as were asked for, whatever they take."""
+        """Number of workers of this machine, whatever cores they take."""
         return self.num_workers
 
     def submit(self, task: Task, num_cpus: int = 1, resource: str = "") -> None:
         """Start a unit on an idle worker, or on a new one."""
-        worker = next((worker for worker in self.workers if worker.idle), None)
+        worker = next((worker for worker in self.workers if worker.is_idle), None)
         if worker is None:
             in_bucket = task.dataset_uri.partition("://")[0] not in (task.dataset_uri, "file")
             worker = Worker(fresh=in_bucket)  # as the S3 client needs it
@@ -81,22 +81,22 @@ class LocalExecutor:
         worker.start(task.unit_id, pickle.dumps(task))
 
     def wait(self, timeout: float) -> list[Outcome]:
-        """Outcomes that are there, waiting up to `timeout` seconds for the first."""
+        """Outcomes of ended units, waiting up to `timeout` seconds for the first."""
         end = time.monotonic() + timeout
         outcomes: list[Outcome] = []
-        busy = {worker.connection: worker for worker in self.workers if not worker.idle}
+        busy = {worker.connection: worker for worker in self.workers if not worker.is_idle}
         while busy and not outcomes and (left := end - time.monotonic()) > 0:
             for ready in connection.wait(list(busy), min(left, _TICK)):
                 worker = busy[ready]  # type: ignore[index]
-                said = worker.hear()
-                if said is not None:
-                    outcomes.append(outcome_of(said))
+                reply = worker.receive_outcome()
+                if reply is not None:
+                    outcomes.append(unpickle_outcome(reply))
                     del busy[worker.connection]
                 if not worker.pid:
                     worker.close()
                     self.workers.remove(worker)
             for worker in busy.values():
-                worker.enforce(self.deadline)
+                worker.enforce_deadline(self.deadline)
         return outcomes
 
     def close(self) -> None:

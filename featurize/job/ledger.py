@@ -1,8 +1,8 @@
-"""What a job has done, in a database that only its driver writes.
+"""The ledger: state of jobs, units and failed chains, in a database that only drivers write.
 
-Three tables behind SQLAlchemy, in a SQLite file beside the dataset or in the
-service's PostgreSQL: jobs, units (todo, leased, done) and the chains that
-made trouble. Every change is one transaction, so a driver may die at any moment.
+Three tables behind SQLAlchemy, in a SQLite file in the dataset or in the service's
+PostgreSQL: jobs, units (todo, leased, done), and chains that failed or are suspects.
+Every change is one transaction, so a driver may die at any moment.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Ledger:
         self.url = url if "://" in url else f"sqlite:///{url}"
         self.url = self.url.replace("postgresql://", "postgresql+psycopg://", 1)
         # For messages: a SQLite file's path, another database without its password.
-        self.place = self.url.rpartition("@")[2].removeprefix("sqlite:///")
+        self.location = self.url.rpartition("@")[2].removeprefix("sqlite:///")
         try:
             self.engine = sa.create_engine(self.url)
             if self.engine.dialect.name == "sqlite":
@@ -56,25 +56,26 @@ class Ledger:
                 sa.event.listen(self.engine, "connect", _configure_sqlite)
             METADATA.create_all(self.engine)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
-            reason = _said(getattr(error, "orig", None) or error)
+            reason = _first_line(getattr(error, "orig", None) or error)
             raise JobError(
                 f"ledger cannot be opened: {reason}. Published snapshots do not need it: move it "
-                "away and run again, then everything that is not published is done anew",
-                path=self.place,
+                "away and run again, then everything that is not published is done again",
+                path=self.location,
             ) from error
         sa.event.listen(self.engine, "handle_error", self._fail)
 
     def _fail(self, context: sa.ExceptionContext) -> NoReturn:
-        """A full disk, a damaged file, a database that went away: one line says so."""
+        """Raise a JobError for a full disk, a damaged file or a lost database."""
         error = context.original_exception
         raise JobError(
-            f"ledger: {_said(error)}; fix that and try again, what is done is kept. A damaged "
-            "ledger may be moved away: published snapshots do not need it, all else is done anew",
-            path=self.place,
+            f"ledger: {_first_line(error)}; fix that and try again, finished work is kept. A "
+            "damaged ledger may be moved away: published snapshots do not need it, everything "
+            "else is done again",
+            path=self.location,
         ) from error
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self.engine.dispose()
 
     def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
@@ -82,7 +83,7 @@ class Ledger:
             return [dict(row) for row in connection.execute(query).mappings()]
 
     def _write(self, *changes: sa.Executable) -> None:
-        """All of the changes, or none."""
+        """Execute all changes in one transaction."""
         with self.engine.begin() as connection:
             for change in changes:
                 connection.execute(change)
@@ -96,21 +97,21 @@ class Ledger:
             return list(connection.execute(newest_first))
 
     def job(self, job_id: str) -> Job:
-        """One job, by its id or the beginning of it.
+        """One job, by its id or a prefix of it.
 
         Raises:
-            JobError: none or several begin so.
+            JobError: no job or several have this prefix.
         """
         jobs = self.jobs()
-        found = [job for job in jobs if job.job_id.startswith(job_id)]
-        if len(found) != 1:
-            known = ", ".join(job.job_id[:12] for job in found or jobs) or "none"
-            what = "ambiguous" if found else "unknown"
-            raise JobError(f"{what} job {job_id!r}; the ledger has {known}", path=self.place)
-        return found[0]
+        matches = [job for job in jobs if job.job_id.startswith(job_id)]
+        if len(matches) != 1:
+            ids = ", ".join(job.job_id[:12] for job in matches or jobs) or "none"
+            problem = "ambiguous" if matches else "unknown"
+            raise JobError(f"{problem} job {job_id!r}; the ledger has {ids}", path=self.location)
+        return matches[0]
 
     def counts(self, job_id: str) -> dict[str, int]:
-        """Units by state, chains done and broken, cost done and in all."""
+        """Units by state, chains done and broken, cost done and total."""
         columns = (sa.func.count(), sa.func.sum(UNITS.c.num_chains), sa.func.sum(UNITS.c.cost))
         query = sa.select(UNITS.c.state, *columns).where(UNITS.c.job_id == job_id)
         dead = sa.select(sa.func.count()).where(CHAINS.c.job_id == job_id, CHAINS.c.dead)
@@ -133,24 +134,25 @@ class Ledger:
     def chains(
         self, job_id: str, dead: bool | None = True, unit_id: str = ""
     ) -> list[dict[str, Any]]:
-        """Chains that made trouble, of one unit or all; `dead=False` only suspects, None both."""
+        """Failed chains of one unit or all; `dead=False`: suspects instead, None: both."""
         query = sa.select(CHAINS).where(_chains(job_id, unit_id)).order_by(CHAINS.c.chain_id)
         return self._rows(query if dead is None else query.where(CHAINS.c.dead == dead))
 
     # the driver's writes
 
     def begin(self, job_id: str, plan: Plan, where: Mapping[str, Any], parent: str | None) -> Job:
-        """Enter a job and its units, or take it up where an earlier driver left it.
+        """Insert a job and its units, or continue it where an earlier driver stopped.
 
-        Units that another job has done with the same inputs and settings count as done.
+        `where` has the columns of `JOBS` for input, dataset and arguments. Units that another job
+        has done with the same inputs and settings count as done.
         """
         now = time.time()
         with self.engine.begin() as connection:
-            state = connection.execute(sa.select(JOBS.c.state).where(JOBS.c.job_id == job_id))
-            if (known := state.scalar()) is None:
-                about = {"state": RUNNING, "num_chains": len(plan.sources), "parent": parent}
+            query = sa.select(JOBS.c.state).where(JOBS.c.job_id == job_id)
+            if (state := connection.execute(query).scalar()) is None:
+                values = {"state": RUNNING, "num_chains": len(plan.sources), "parent": parent}
                 times = {"created_at": now, "updated_at": now}
-                job = sa.insert(JOBS).values(job_id=job_id, **where, **about, **times)
+                job = sa.insert(JOBS).values(job_id=job_id, **where, **values, **times)
                 connection.execute(job)
                 units = [
                     {
@@ -166,34 +168,34 @@ class Ledger:
                 connection.execute(sa.insert(UNITS), units)
                 _adopt(connection, job_id)
             else:
-                about = {"state": RUNNING, "cancel_requested": False}
-                if known == PUBLISHED:  # on top of whatever came after it
-                    about = {"parent": parent}
-                connection.execute(_change_job(job_id, **where, **about))
+                values = {"state": RUNNING, "cancel_requested": False}
+                if state == PUBLISHED:  # on top of later snapshots
+                    values = {"parent": parent}
+                connection.execute(_change_job(job_id, **where, **values))
                 leased = UNITS.c.state == LEASED  # by a driver that is dead
                 connection.execute(_change_units(job_id, leased, **_UNDONE))
         return self.job(job_id)
 
     def lease(self, job_id: str, unit_id: str) -> None:
-        """A unit is in work from now on."""
+        """Mark a unit as leased to a worker."""
         values = {"state": LEASED, "attempts": UNITS.c.attempts + 1, "leased_at": time.time()}
         self._write(_change_units(job_id, UNITS.c.unit_id == unit_id, **values))
 
-    def give_back(self, job_id: str, unit_id: str, *, acquit: bool = False) -> None:
-        """A unit was lost and is to be done again; `acquit`: with its broken chains."""
+    def requeue(self, job_id: str, unit_id: str, *, forget_broken: bool = False) -> None:
+        """Mark a unit as to do again; `forget_broken`: its broken chains too."""
         unit = _change_units(job_id, UNITS.c.unit_id == unit_id, **_UNDONE, num_chains=0)
-        chains = [sa.delete(CHAINS).where(_chains(job_id, unit_id))] if acquit else []
+        chains = [sa.delete(CHAINS).where(_chains(job_id, unit_id))] if forget_broken else []
         self._write(unit, *chains)
 
     def finish(self, job_id: str, result: UnitResult) -> None:
-        """A unit is done: its shard, notes and broken chains, in one transaction."""
+        """Mark a unit as done, with its shard, notes and broken chains, in one transaction."""
         values = {name: getattr(result, name) for name in ("shard", "num_chains", "notes")}
         suspects = _chains(job_id, result.unit_id) & ~CHAINS.c.dead
         self._write(
             _change_units(
                 job_id, UNITS.c.unit_id == result.unit_id, state=DONE, leased_at=None, **values
             ),
-            sa.delete(CHAINS).where(suspects),  # acquitted
+            sa.delete(CHAINS).where(suspects),  # cleared
             *(
                 change
                 for failure in result.failures
@@ -203,9 +205,9 @@ class Ledger:
         )
 
     def strike(self, job_id: str, unit_id: str, failure: Mapping[str, Any], limit: int) -> bool:
-        """A chain took its worker down; True if that was its last chance (`limit` strikes)."""
-        known = self.chains(job_id, dead=None, unit_id=unit_id)
-        before = [c["strikes"] for c in known if c["chain_id"] == failure["chain_id"]]
+        """Count a killed worker against a chain; True if it is dead now (`limit` strikes)."""
+        chains = self.chains(job_id, dead=None, unit_id=unit_id)
+        before = [c["strikes"] for c in chains if c["chain_id"] == failure["chain_id"]]
         strikes: int = 1 + sum(before)
         dead = strikes >= limit
         self._write(
@@ -218,14 +220,14 @@ class Ledger:
         """Change fields of a job."""
         self._write(_change_job(job_id, **values))
 
-    # asked for by others, heeded by the driver
+    # requests of other processes to the driver
 
     def request_cancel(self, job_id: str) -> None:
-        """Ask a running job to stop; what is done stays done."""
+        """Ask a running job to stop; finished units are kept."""
         self.set_job(job_id, cancel_requested=True)
 
     def retry(self, job_id: str) -> None:
-        """Give dead chains another chance: their units are to be done again, all or none."""
+        """Mark the units of dead chains as to do again, in one transaction."""
         with_dead = sa.select(CHAINS.c.unit_id).where(_chains(job_id), CHAINS.c.dead)
         self._write(
             _change_units(job_id, UNITS.c.unit_id.in_(with_dead), **_UNDONE, num_chains=0),
@@ -234,8 +236,8 @@ class Ledger:
         )
 
 
-def _said(error: BaseException) -> str:
-    """The first line of an error; what to do, if the ledger's file found no room."""
+def _first_line(error: BaseException) -> str:
+    """The first line of an error; with advice if the disk of the ledger's file is full."""
     line = (str(error) or type(error).__name__).splitlines()[0]
     full = getattr(error, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
     return f"{line}: {advice(error)}" if full else line
@@ -273,20 +275,20 @@ def _put_chain(
 
 
 def _adopt(connection: sa.Connection, job_id: str) -> None:
-    """Take over units that an earlier job has done without a broken chain.
+    """Copy the results of units that an earlier job has done without a broken chain.
 
     Their shards may be elsewhere: a ledger can serve several datasets, and one dataset may be
-    written in several ways or have been moved. The driver does again what is not there.
+    written in several ways or have been moved. The driver requeues units with missing shards.
     """
-    mine = sa.select(UNITS.c.unit_id).where(UNITS.c.job_id == job_id)
+    unit_ids = sa.select(UNITS.c.unit_id).where(UNITS.c.job_id == job_id)
     dataset = sa.select(JOBS.c.dataset_uri).where(JOBS.c.job_id == job_id).scalar_subquery()
-    same = (CHAINS.c.job_id == UNITS.c.job_id) & (CHAINS.c.unit_id == UNITS.c.unit_id)
+    same_unit = (CHAINS.c.job_id == UNITS.c.job_id) & (CHAINS.c.unit_id == UNITS.c.unit_id)
     done = (
         sa.select(UNITS)
         .join(JOBS, JOBS.c.job_id == UNITS.c.job_id)
-        .where(UNITS.c.state == DONE, UNITS.c.job_id != job_id, UNITS.c.unit_id.in_(mine))
-        .where(~sa.exists().where(same, CHAINS.c.dead))
-        .order_by(JOBS.c.dataset_uri == dataset, JOBS.c.created_at)  # the last one stays
+        .where(UNITS.c.state == DONE, UNITS.c.job_id != job_id, UNITS.c.unit_id.in_(unit_ids))
+        .where(~sa.exists().where(same_unit, CHAINS.c.dead))
+        .order_by(JOBS.c.dataset_uri == dataset, JOBS.c.created_at)  # the last update wins
     )
     for row in connection.execute(done).mappings():
         values = {name: row[name] for name in ("state", "shard", "notes", "num_chains")}

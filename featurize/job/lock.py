@@ -1,4 +1,4 @@
-"""One driver per job: a lock that the death of its holder opens."""
+"""One driver per job: a lock that is released when its holder dies."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import sqlalchemy as sa
 from evofeed.base.errors import JobError
 from evofeed.featurize.job.ledger import Ledger
 
-Waits = Callable[[float], bool]
-"""Whether to go on waiting for another driver to let go, by the seconds that it has taken."""
-Take = Callable[[], bool]
-"""Takes a lock, if nobody has it."""
+KeepWaiting = Callable[[float], bool]
+"""True to keep waiting for another driver's lock, by the seconds waited so far."""
+TryLock = Callable[[], bool]
+"""Acquires a lock without waiting; False if another process holds it."""
 
 
-def a_while(seconds: float) -> bool:
-    """Workers of a killed driver may outlive it for a moment."""
+def wait_briefly(seconds: float) -> bool:
+    """True for 5 s: workers of a killed driver may outlive it for a moment."""
     return seconds < 5.0
 
 
 @contextmanager
-def driving(ledger: Ledger, job_id: str, waits: Waits = a_while) -> Iterator[None]:
-    """Hold the right to drive a job; `waits` is asked while another driver has it.
+def driving(ledger: Ledger, job_id: str, waits: KeepWaiting = wait_briefly) -> Iterator[None]:
+    """Hold the lock of a job; while another driver holds it, wait as long as `waits` is true.
 
     Raises:
-        JobError: another driver has it.
+        JobError: another driver holds it.
     """
     is_file = ledger.engine.dialect.name == "sqlite"
-    where = f"{ledger.engine.url.database}.{job_id[:16]}.lock" if is_file else ledger.place
-    with file_lock(Path(where)) if is_file else _advisory_lock(ledger, job_id) as take:
+    where = f"{ledger.engine.url.database}.{job_id[:16]}.lock" if is_file else ledger.location
+    with file_lock(Path(where)) if is_file else _advisory_lock(ledger, job_id) as try_lock:
         began = time.monotonic()
-        while not take():
+        while not try_lock():
             if not waits(time.monotonic() - began):
                 raise JobError(
                     f"job {job_id[:12]} is being run by another process: watch it "
@@ -47,7 +47,7 @@ def driving(ledger: Ledger, job_id: str, waits: Waits = a_while) -> Iterator[Non
 
 
 def is_driven(ledger: Ledger, job_id: str) -> bool:
-    """Whether a driver holds the job at this moment."""
+    """True if a driver holds the lock of a job now."""
     try:
         with driving(ledger, job_id, lambda _: False):
             return False
@@ -56,34 +56,34 @@ def is_driven(ledger: Ledger, job_id: str) -> bool:
 
 
 @contextmanager
-def file_lock(path: Path) -> Iterator[Take]:
+def file_lock(path: Path) -> Iterator[TryLock]:
     """A POSIX lock: unlike flock's it is not inherited by forked workers. The file stays: removing
     it would let two drivers lock two files of one name."""
     with path.open("a") as file:
 
-        def take() -> bool:
+        def try_lock() -> bool:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return False
             return True
 
-        yield take
+        yield try_lock
 
 
 @contextmanager
-def _advisory_lock(ledger: Ledger, job_id: str) -> Iterator[Take]:
-    """PostgreSQL's session lock: it goes with the connection."""
+def _advisory_lock(ledger: Ledger, job_id: str) -> Iterator[TryLock]:
+    """PostgreSQL's session lock, which ends with the connection."""
     key = int(job_id[:15], 16)
     with ledger.engine.connect() as connection:
 
-        def take() -> bool:
-            taken = connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar()
+        def try_lock() -> bool:
+            acquired = connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar()
             connection.commit()
-            return bool(taken)
+            return bool(acquired)
 
         try:
-            yield take
+            yield try_lock
         finally:
             connection.execute(sa.select(sa.func.pg_advisory_unlock(key)))
             connection.commit()

@@ -1,5 +1,4 @@
-"""How a job runs: everything that decides when and where, nothing that decides the bytes; and how
-paths of a job are written."""
+"""Options of a job: where and when it runs, never the bytes it writes; and its paths."""
 
 from __future__ import annotations
 
@@ -20,17 +19,17 @@ _FEW: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workplace(Config):
-    """Where units run: the same for jobs and for searches."""
+class ExecutorOptions(Config):
+    """Options of the executor of units, shared by jobs and searches."""
 
     executor: str = "auto"
     """`local` (processes of this machine), `ray` (a cluster, the Ray that runs on this machine, or
     one started for the job) or `auto`: `ray` where there is an address or this process has joined
     a Ray, else `local`."""
     workers: int = 0
-    """Units worked on at once; 0 is one per usable core, or per so many as one takes."""
+    """Units worked on at once; 0: usable cores divided by the cores of a unit."""
     ray_address: str = ""
-    """`host:port` of a running Ray cluster; if empty, what RAY_ADDRESS says."""
+    """`host:port` of a running Ray cluster; if empty, the value of RAY_ADDRESS."""
     deadline: float = 600.0
     """Seconds one chain, or one call of a program, may take."""
 
@@ -57,36 +56,36 @@ class Workplace(Config):
 
     @property
     def num_workers(self) -> int:
-        """Workers asked for, or as many as this process may use cores for."""
+        """The option `workers`, or as many as the usable cores suffice for."""
         return self.workers or max(1, len(os.sched_getaffinity(0)) // self.cores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions(Workplace):
-    """Limits and places of a job. What a chain's bytes are does not depend on any of them."""
+class JobOptions(ExecutorOptions):
+    """Limits and locations of a job. The bytes of a chain do not depend on any of them."""
 
     ledger: str = ""
     """SQLAlchemy URL or path of the ledger; empty puts `jobs/ledger.sqlite` into the dataset."""
     ref: str = "main"
-    """The name that points at the snapshot afterwards."""
+    """The ref that is moved to the snapshot."""
     replace_ref: bool = False
-    """Let the ref point at this input's chains though it holds others of another input."""
+    """Move the ref even if it points at chains of another input."""
     clusters: str = ""
     """Sequence clusters, one a line or mmseqs' `_cluster.tsv`, for `cluster_size` in the index."""
     memory: int = 8 << 30
     """Bytes one chain may add to its worker."""
     max_broken: float | None = None
-    """Broken share of the chains above which nothing is published; None is 0.05 from 20 chains
-    on, and no limit for fewer, of which each one is more than that."""
+    """Broken share of the chains above which nothing is published; None: 0.05 from 20 chains
+    on, and no limit for fewer, each of which is a larger share."""
 
     def __post_init__(self) -> None:
-        Workplace.__post_init__(self)
+        ExecutorOptions.__post_init__(self)
         check_numbers(self, "memory", least=1 << 20)
         check_numbers(self, "max_broken", least=0, most=1)
         check_name(self.ref, "ref")
 
-    def too_many(self, broken: int, total: int) -> str:
-        """The share that so many broken chains exceed, in words; empty if they do not."""
+    def exceeded_share(self, broken: int, total: int) -> str:
+        """The permitted share as text if `broken` chains exceed it; empty if they do not."""
         share = self.max_broken
         if share is None:
             share = _MAX_BROKEN if total >= _FEW else 1.0
@@ -94,20 +93,20 @@ class JobOptions(Workplace):
 
 
 def ray_of_this_process() -> str:
-    """The address of the Ray that a program of the user's own has joined, if it has."""
+    """The address of the Ray that the calling program has joined; empty if it has not."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return ""
     return str(ray.get_runtime_context().gcs_address)
 
 
-def ledger_url(given: str, dataset_uri: str) -> str:
-    """The ledger that was asked for, or `jobs/ledger.sqlite` in a dataset on disk.
+def ledger_url(ledger: str, dataset_uri: str) -> str:
+    """`ledger` if it is not empty, else `jobs/ledger.sqlite` in a dataset on disk.
 
-    A dataset elsewhere gets its ledger in `~/.local/state/evofeed/`, named after it.
+    A remote dataset gets its ledger in `~/.local/state/evofeed/`, named after the dataset.
     """
-    if given:
-        return given
+    if ledger:
+        return ledger
     if "://" in dataset_uri and not dataset_uri.startswith("file://"):
         state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         name = dataset_uri.replace("://", "-").replace("/", "-").replace(":", "-")
@@ -116,7 +115,7 @@ def ledger_url(given: str, dataset_uri: str) -> str:
 
 
 def report_path(url: str, dataset_uri: str, job_id: str) -> str:
-    """Where the end report goes: beside the ledger, or where the ledger would be on disk."""
+    """Path of the final report: in the ledger's folder, or where the ledger would be on disk."""
     database = url if url.startswith("sqlite:///") else ledger_url("", dataset_uri)
     folder = Path(database.removeprefix("sqlite:///")).parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,26 +123,26 @@ def report_path(url: str, dataset_uri: str, job_id: str) -> str:
 
 
 def absolute(uri: str) -> str:
-    """A folder or file by its whole path, however it was written; other URIs as they are.
+    """The absolute path of a folder or file; other URIs unchanged.
 
     Raises:
-        InputError: a name in it is no text, so that no ledger can keep it.
+        InputError: the path is not valid text, so that no ledger can store it.
     """
     path = uri.removeprefix("file://")
     if "://" not in path:
-        given = Path(path)
-        path = str(given.resolve() if given.name == ".." else given.absolute())
+        local = Path(path)
+        path = str(local.resolve() if local.name == ".." else local.absolute())
     if not is_text(path):
         raise InputError("not UTF-8: rename it", path=path.encode(errors="replace").decode())
     return path
 
 
-def refuse_same(input_uri: str, dataset_uri: str) -> None:
-    """Raise where shards would go among the files that they are made of (InputError)."""
+def check_separate(input_uri: str, dataset_uri: str) -> None:
+    """Raise InputError if shards would be written among the files that they are made of."""
     if Path(input_uri).resolve() == Path(dataset_uri).resolve():
         raise InputError("input and DATASET are one folder: name another one", path=dataset_uri)
 
 
 def relative(path: str | None, input_uri: str) -> str | None:
-    """A path inside the input as seen from it; others as they are."""
+    """A path inside the input relative to it; other paths unchanged."""
     return path and path.removeprefix(f"{input_uri}/")

@@ -1,4 +1,4 @@
-"""A job of chains from its input to its published snapshot: found, planned, driven.
+"""A job of chains from its input to its published snapshot: discovered, planned, driven.
 
 At-least-once work becomes exactly-once because shards are named by their content,
 the ledger holds one result per unit, and one compare-and-swap publishes them all.
@@ -23,12 +23,12 @@ from evofeed.featurize.inputs.clusters import NO_CLUSTER, cluster_sizes
 from evofeed.featurize.inputs.discovery import discover, nothing_usable
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import JobHost, JobReport, broken_entries, note_entries
-from evofeed.featurize.job.driver import Items, KeptJob, Progress, parent_of, undisturbed
+from evofeed.featurize.job.driver import Items, LedgerJob, Progress, current_snapshot, job_lease
 from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
-from evofeed.featurize.job.options import JobOptions, absolute, ledger_url, refuse_same, relative
-from evofeed.featurize.job.template_use import outdated, remembered
+from evofeed.featurize.job.options import JobOptions, absolute, check_separate, ledger_url, relative
+from evofeed.featurize.job.template_use import outdated_units, stored_templates
 from evofeed.featurize.job.units import Plan, make_plan, path_of, sha_of
 from evofeed.featurize.job.work import UnitResult, UnitTask, describe, expected_memory
 from evofeed.store import Dataset, DatasetWriter, ShardEntry, Snapshot
@@ -53,37 +53,37 @@ def run_job(
     the input: finished units are kept, the rest is done.
 
     Args:
-        dataset_uri: where shards and snapshot go; made if missing.
+        dataset_uri: where shards and snapshot go; created if missing.
         options: workers, limits, ledger; `**changes` are its fields, for short:
             `run_job(a, b, executor="local", workers=2)`.
         progress: called after each unit and about twice a second.
-        host: how the job belongs to the service that runs it.
+        host: owner and callbacks of the service that runs the job.
 
     Returns:
-        The report, which is also written as JSON beside the ledger.
+        The report, which is also written as JSON next to the ledger.
 
     Raises:
         InputError: no chain in the input.
-        JobError: the ledger, Ray or another driver is in the way.
+        JobError: the ledger or Ray cannot be used, or another driver runs the job.
         StoreError: the dataset cannot be written; everything done so far is kept.
     """
     options = JobOptions(**{**(options.to_dict() if options else {}), **changes})
     config, host = config or FeaturizeConfig(), host or JobHost()
-    input_uri, dataset_uri = absolute(input_uri), absolute(dataset_uri)  # to be run from anywhere
-    refuse_same(input_uri, dataset_uri)
+    input_uri, dataset_uri = absolute(input_uri), absolute(dataset_uri)  # of any working directory
+    check_separate(input_uri, dataset_uri)
     if options.clusters:
         options = dataclasses.replace(options, clusters=absolute(options.clusters))
     problems: list[InputError] = []
-    finder: dict[str, Any] = {
+    discover_args = {
         name: absolute(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
         for name, value in (discover_args or {}).items()
     }
     with contextlib.ExitStack() as stack:
         stack.enter_context(limited_to(host.limits))
-        sources = discover(input_uri, problems=problems, **finder)
+        sources = discover(input_uri, problems=problems, **discover_args)
         if not sources:
             raise nothing_usable(problems, input_uri)
-        # Needed at the end only; a file that does not fit is refused now.
+        # Needed at the end only, but an invalid file is refused now.
         clusters = cluster_sizes(options.clusters, sources) if options.clusters else None
         ledger = Ledger(ledger_url(options.ledger, dataset_uri))
         stack.enter_context(contextlib.closing(ledger))
@@ -91,15 +91,15 @@ def run_job(
         owner = [host.owner] if host.owner else []
         job_id = sha_of(plan.digest, dataset_uri, options.ref, *owner)
         stack.enter_context(driving(ledger, job_id, host.waits))
-        lease = stack.enter_context(undisturbed(dataset_uri, job_id))
+        lease = stack.enter_context(job_lease(dataset_uri, job_id))
         arguments = {
             "config": dataclasses.asdict(config),
             "crop": dataclasses.asdict(crop) if crop else None,
             "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
-            "discover": finder,
+            "discover": discover_args,
         }
         where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
-        parent = parent_of(dataset_uri, options.ref)
+        parent = current_snapshot(dataset_uri, options.ref)
         if parent is not None and not options.replace_ref:
             _refuse_other_input(ledger, parent, where, options.ref, plan)
         if host.retry:
@@ -113,30 +113,31 @@ def run_job(
 def _refuse_other_input(
     ledger: Ledger, parent: str, where: Mapping[str, Any], ref: str, plan: Plan
 ) -> None:
-    """Raise where a ref holds chains of another input that this one has not: they would be gone."""
+    """Raise JobError if a ref has chains of another input that this one lacks."""
     input_uri, dataset_uri = where["input_uri"], where["dataset_uri"]
-    made_of = {job.input_uri for job in ledger.jobs() if job.snapshot == parent}
-    if input_uri in made_of:
+    parent_inputs = {job.input_uri for job in ledger.jobs() if job.snapshot == parent}
+    if input_uri in parent_inputs:
         return
     with Dataset.open(dataset_uri, ref) as dataset:
-        held = set(dataset)
-    if lost := held - plan.sources.keys():
+        chain_ids = set(dataset)
+    if lost := chain_ids - plan.sources.keys():
+        origin = f" of {min(parent_inputs)}" if parent_inputs else ""
         raise JobError(
-            f"{ref!r} has {len(held)} chains{f' of {min(made_of)}' if made_of else ''}, "
-            f"{len(lost)} of which are not in {input_uri} ({min(lost)} for one): say `replace` if "
-            "they are to go, name another ref for a second snapshot, or give an input with both",
+            f"{ref!r} has {len(chain_ids)} chains{origin}, {len(lost)} of which are not in "
+            f"{input_uri} ({min(lost)} for one): say `replace` if they are to go, name another "
+            "ref for a second snapshot, or give an input with both",
             path=dataset_uri,
         )
 
 
 def _unusable(problem: InputError, input_uri: str) -> dict[str, Any]:
-    """An input that `discover` could not make a chain of, as an entry of the report."""
+    """A report entry for an input that `discover` could not read as a chain."""
     path = relative(problem.path, input_uri)
     return {**describe(problem), "chain_id": problem.item or path or "?", "path": path}
 
 
 @dataclass(eq=False)
-class _ChainJob(KeptJob):
+class _ChainJob(LedgerJob):
     plan: Plan
     config: FeaturizeConfig
     crop: CropConfig | None
@@ -148,22 +149,22 @@ class _ChainJob(KeptJob):
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def run(self) -> JobReport:
-        """From its present state to its end."""
+        """Continue the job from its recorded state to its end."""
         self.host.found(broken_entries(self.missing()[0]) + note_entries(self.notes()))
-        with self.told():
+        with self.failures_recorded():
             try:
-                if not self.work_off(self.options):
+                if not self.run_units(self.options):
                     return self.cancelled()
                 return self._publish()
             except ExecutorGone as gone:
                 return self.end(states.FAILED, f"nothing was published: {gone.message}")
 
-    def outdated(self) -> dict[str, str]:
-        """Units whose template files changed or came since, each with a folder where one did."""
-        return outdated(self.done(), self.config)
+    def outdated_units(self) -> dict[str, str]:
+        """Units whose template files changed or were added since, each with one folder of these."""
+        return outdated_units(self.done_units(), self.config)
 
     def task(self, unit_id: str, item_ids: tuple[str, ...]) -> UnitTask:
-        """These chains of a unit, to featurize."""
+        """The task to featurize these chains of a unit."""
         unit = self.units[unit_id]
         return UnitTask(
             unit_id=unit_id,
@@ -177,88 +178,88 @@ class _ChainJob(KeptJob):
             limits=self.host.limits,
         )
 
-    def settle(self, output: UnitResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
-        """Enter a shard into the ledger, and tell the host what is left out.
+    def record_output(self, output: UnitResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
+        """Record a shard in the ledger, and pass failures and notes to the host.
 
-        Paths are as the user knows them: relative to the input, the same on every machine.
+        Paths are relative to the input, and so the same on every machine.
         """
         failures = tuple(
             {**failure, "path": relative(failure["path"], self.job.input_uri)}
             for failure in output.failures
         )
-        shard = output.shard and {**output.shard, "templates": remembered(output.templates)}
+        shard = output.shard and {**output.shard, "templates": stored_templates(output.templates)}
         if not is_trial:
             self.host.found(broken_entries(failures) + note_entries(output.notes))
         output = dataclasses.replace(output, failures=failures, shard=shard)
-        return super().settle(output, item_ids, is_trial)
+        return super().record_output(output, item_ids, is_trial)
 
     def _publish(self) -> JobReport:
-        """Publish what is good, unless too much is broken or the input is not what it was."""
+        """Publish the good chains, unless too many are broken or the input has changed."""
         broken, left_out = self.missing()
         total = self.num_items + len(self.unusable) - len(left_out)
         if len(broken) == total:
-            why = f"none of {counted(total, 'chain')} is good, nothing to publish"
-            return self.end(states.FAILED, why)
-        if share := self.options.too_many(len(broken), total):
+            message = f"none of {counted(total, 'chain')} is good, nothing to publish"
+            return self.end(states.FAILED, message)
+        if share := self.options.exceeded_share(len(broken), total):
             return self.end(
                 states.FAILED,
                 f"{len(broken)} of {total} chains are broken, more than max_broken "
                 f"{share} allows: repair them or raise it, and run again; "
-                "what is done is kept",
+                "finished work is kept",
             )
-        if changed := self._changed():
-            what = f"{len(changed)} inputs changed while the job ran, {changed[0]} for one"
-            return self.end(states.FAILED, f"{what}: run it again; what did not change is kept")
-        if stale := self.outdated():
-            what = f"template files changed while the job ran, in {min(stale.values())} for one"
-            return self.end(states.FAILED, f"{what}: run it again; the other units are kept")
-        not_in_it = [*broken, *(item for item in left_out if item["type"] == "NoProtein")]
+        if changed := self._requeue_changed():
+            message = f"{len(changed)} inputs changed while the job ran, {changed[0]} for one"
+            return self.end(states.FAILED, f"{message}: run it again; unchanged units are kept")
+        if stale := self.outdated_units():
+            message = f"template files changed while the job ran, in {min(stale.values())} for one"
+            return self.end(states.FAILED, f"{message}: run it again; the other units are kept")
+        dropped = [*broken, *(item for item in left_out if item["type"] == "NoProtein")]
         try:
-            snapshot = self._commit(self.job.parent, not_in_it)
+            snapshot = self._commit(self.job.parent, dropped)
         except RefConflict as error:
-            # Moved since the job began, when its parent was fixed: so that a second try, after a
-            # crash at any point of the first, commits the same snapshot.
-            now = parent_of(self.job.dataset_uri, self.options.ref)
-            self.ledger.set_job(self.job_id, parent=now)
-            if now is None or now != self.job.snapshot:
+            # The ref moved after the job began, when its parent was fixed: so that a second try,
+            # after a crash at any point of the first, commits the same snapshot.
+            parent = current_snapshot(self.job.dataset_uri, self.options.ref)
+            self.ledger.set_job(self.job_id, parent=parent)
+            if parent is None or parent != self.job.snapshot:
                 raise RefConflict(
                     f"{error.message.partition(':')[0]}; nothing was published and nothing is "
-                    "lost: run it again to publish on top of what is there now",
+                    "lost: run it again to publish on top of the ref's new snapshot",
                     path=error.path,
                 ) from error
-            snapshot = self._commit(now, not_in_it)  # our own earlier result, now bettered
+            snapshot = self._commit(parent, dropped)  # on top of this job's own earlier snapshot
         return self.end(states.PUBLISHED, "", snapshot)
 
-    def _commit(self, parent: str | None, not_in_it: Items) -> Snapshot:
-        """The one moment at which a job becomes visible: every shard in one snapshot, a ref moved.
+    def _commit(self, parent: str | None, dropped: Items) -> Snapshot:
+        """Write one snapshot of all shards and move the ref: the moment a job becomes visible.
 
         Raises:
             RefConflict: the ref does not point at the parent.
         """
-        known = [{name: value for name, value in item.items() if value} for item in not_in_it]
+        dropped = [{name: value for name, value in item.items() if value} for item in dropped]
         settings = {"featurize": dataclasses.asdict(self.config)}
         settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
         writer = DatasetWriter(self.job.dataset_uri)
-        for shard in self.made():
+        for shard in self.done_shards():
             writer.add_shard(ShardEntry.from_dict(shard))
         return writer.commit(
             self.options.ref,
             expect=parent,
             config=settings,
-            dropped=[{"reason": item.pop("message"), **item} for item in known],
+            dropped=[{"reason": item.pop("message"), **item} for item in dropped],
             move=self.host.move,
             cluster_sizes=self.clusters,
         )
 
-    def _changed(self) -> list[str]:
-        """Inputs that came, went or are not as they were when the plan was made.
+    def _requeue_changed(self) -> list[str]:
+        """Inputs that were added, removed or changed since the plan was made.
 
-        Their units are to be done again, for what was read may not be what their name says.
+        Their units are requeued, for the workers may have read either version.
         """
         before, sources = self.plan.inputs, list(self.plan.sources.values())
         plan = make_plan(sources, self.config, self.crop)
         for unit_id in sorted(self.units.keys() - {unit.unit_id for unit in plan.units}):
-            self.ledger.give_back(self.job_id, unit_id, acquit=True)
+            self.ledger.requeue(self.job_id, unit_id, forget_broken=True)
         return sorted(
             relative(path_of(key), self.job.input_uri) or ""
             for key in before.keys() | plan.inputs.keys()
@@ -266,7 +267,7 @@ class _ChainJob(KeptJob):
         )
 
     def complete(self, report: JobReport) -> JobReport:
-        """With a note for each chain that is in no cluster of the file given."""
+        """Add a note on each chain that is in no cluster of the option `clusters`."""
         broken = {chain["chain_id"] for chain in report.broken}
         notes = dict(report.notes)
         for chain_id, size in (self.clusters or {}).items():

@@ -1,4 +1,4 @@
-"""A job on the terminal: the bar while it runs, the summary when it is over."""
+"""A job on the terminal: a progress bar while it runs, a summary when it has ended."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from evofeed.featurize.job.run import run_job
 
 _SHOWN = 5
 _NAMES = re.compile(r"\S+(, \S+)*")
-_INTERRUPTED = "interrupted: what is done is kept; the same command again continues from there"
+_INTERRUPTED = "interrupted: finished work is kept; the same command again continues from there"
 
 
 @contextmanager
 def job_bar(quiet: bool = False) -> Iterator[Callable[[JobProgress], None]]:
-    """A progress bar on stderr with chains/s and time left; yields what `run_job` calls."""
+    """A progress bar on stderr with chains/s and time left; yields the callback for `run_job`."""
     with share_bar("featurizing", quiet) as show:
         yield lambda progress: show(progress.share, line(progress))
 
 
-def run_and_show(input_uri: str, dataset_uri: str, as_json: bool, **how: Any) -> JobReport:
+def run_and_show(input_uri: str, dataset_uri: str, as_json: bool, **options: Any) -> JobReport:
     """`run_job` with a progress bar on stderr and a summary (or JSON) on stdout."""
     with _terminable(), job_bar(quiet=as_json) as show:
         try:
-            report = run_job(input_uri, dataset_uri, progress=show, **how)
+            report = run_job(input_uri, dataset_uri, progress=show, **options)
         except KeyboardInterrupt:
             Console(stderr=True).print(_INTERRUPTED, highlight=False, soft_wrap=True)
             raise
@@ -49,7 +49,7 @@ def run_and_show(input_uri: str, dataset_uri: str, as_json: bool, **how: Any) ->
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does: workers are stopped, one line says what is kept."""
+    """Handle SIGTERM like Ctrl-C: stop the workers and print that finished work is kept."""
 
     def end(*_: object) -> None:
         Console(stderr=True).print(_INTERRUPTED, highlight=False, soft_wrap=True)
@@ -58,11 +58,11 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    previous_handler = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def line(progress: JobProgress) -> str:
@@ -97,36 +97,36 @@ def summary(report: JobReport) -> list[str]:
         )
         lines.append(f"[yellow]{report.num_broken} broken[/yellow]: {escape(kinds)}")
         for item in report.broken[:_SHOWN]:
-            place = ":".join(str(part) for part in (item["path"], item["line"]) if part)
-            parts = dict.fromkeys(part for part in (item["chain_id"], place) if part)
+            location = ":".join(str(part) for part in (item["path"], item["line"]) if part)
+            parts = dict.fromkeys(part for part in (item["chain_id"], location) if part)
             lines.append(escape(f"  {': '.join(parts)}: {item['message']}"))
         if report.num_broken > _SHOWN:
             lines.append(f"  and {report.num_broken - _SHOWN} more")
-    lines += [escape(text) for text in _left_out(report)]
+    lines += [escape(text) for text in _omissions(report)]
     if report.notes:
-        lines.append(escape(f"notes on good chains: {_notes(report.notes)}"))
+        lines.append(escape(f"notes on good chains: {_common_notes(report.notes)}"))
     if report.message:
         lines.append(f"[red]{report.state}[/red]: {escape(report.message)}")
     lines.append(f"report: {escape(report.path)}")
     return lines
 
 
-def _left_out(report: JobReport) -> list[str]:
-    """Files that no chain uses, what is no protein, and chains without a row but the query."""
+def _omissions(report: JobReport) -> list[str]:
+    """Lines on unused files, inputs without a protein, and chains whose query has no hits."""
     texts = []
-    for kind, what in (("UnusedInput", "unused"), ("NoProtein", "left out, no protein")):
+    for kind, label in (("UnusedInput", "unused"), ("NoProtein", "left out, no protein")):
         items = [item for item in report.left_out if item["type"] == kind]
         shown = [f"{item['chain_id']}: {item['message']}" for item in items[:_SHOWN]]
         if items:
-            texts.append(f"{len(items)} {what}, {'; '.join(shown)}")
+            texts.append(f"{len(items)} {label}, {'; '.join(shown)}")
     alone = sum(any("query alone" in note for note in notes) for notes in report.notes.values())
     if alone:
         texts.append(f"{alone} of {report.num_good} chains have no aligned row but the query")
     return texts
 
 
-def _notes(notes: Mapping[str, Sequence[str]]) -> str:
-    """The commonest notes, each with the number of its chains; the report has them all."""
+def _common_notes(notes: Mapping[str, Sequence[str]]) -> str:
+    """The most common notes, each with its number of chains; the report has all."""
     kinds = Counter(kind for chain in notes.values() for kind in {_kind(note) for note in chain})
     shown = [f"{kind} ({count})" for kind, count in kinds.most_common(_SHOWN)]
     more = len(kinds) - len(shown)
@@ -134,7 +134,7 @@ def _notes(notes: Mapping[str, Sequence[str]]) -> str:
 
 
 def _kind(note: str) -> str:
-    """What a note has in common with those of other chains: no file, number, name or example."""
+    """A note without its file, number, name and example, to count it with those of other chains."""
     general = re.sub(r"hits? passed over, e\.g\. \S+:", "hits passed over:", note)
     general = re.sub(r"^\S+ also holds .*:", "other molecules:", general)
     general = re.sub(r" \([^()]*\)", "", general)

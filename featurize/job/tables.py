@@ -10,7 +10,7 @@ TODO, LEASED, DONE = "todo", "leased", "done"
 RUNNING, PUBLISHED, FAILED, CANCELLED = "running", "published", "failed", "cancelled"
 
 Job = sa.Row[Any]
-"""A job as the ledger has it, with the columns of `JOBS`; times are Unix seconds."""
+"""A row of `JOBS`; times are Unix seconds."""
 
 METADATA = sa.MetaData()
 JOBS = sa.Table(
@@ -57,4 +57,4 @@ CHAINS = sa.Table(
     sa.Column("path", sa.Text),
     sa.Column("line", sa.Integer),
 )
-"""Chains that failed (`dead`), and suspects that killed a worker and get another chance."""
+"""Chains that failed (`dead`), and suspects: they killed a worker and will be retried."""

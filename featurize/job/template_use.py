@@ -1,8 +1,8 @@
-"""Which template files a unit was made of, and whether they are still those.
+"""The template files that a unit has read, and whether they have changed since.
 
-They are no part of a unit's name: which ones its chains need shows only when it is done, and
-a folder of them holds the whole PDB. So a done unit keeps the names of those it read, one
-digest over their sizes and times, and the entries it would have read had they been there.
+They are not part of a unit's id: the files that its chains need are known only when it is done,
+and a template folder holds the whole PDB. So the ledger stores, for a done unit, the names of the
+files read, one digest over their sizes and times, and the entries that were missing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from evofeed.featurize.records.template_library import FolderUse, TemplateLibrar
 from evofeed.featurize.structures.structure_places import SUFFIXES, entry_of
 
 TemplateUse = dict[str, FolderUse]
-"""What was needed of each folder."""
+"""Template files and entries needed, by folder."""
 
 
-def remembered(use: TemplateUse) -> list[dict[str, Any]]:
-    """What a unit keeps of them: a name costs ten bytes, where a stamp for each cost thirty."""
+def stored_templates(use: TemplateUse) -> list[dict[str, Any]]:
+    """Template use for the ledger: one digest, since a stamp for each file takes 30 bytes more."""
     return [
         {
             "folder": folder,
@@ -37,41 +37,41 @@ def remembered(use: TemplateUse) -> list[dict[str, Any]]:
     ]
 
 
-def outdated(
-    done: Iterable[Mapping[str, Any]],
+def outdated_units(
+    done_units: Iterable[Mapping[str, Any]],
     config: FeaturizeConfig,
-    elsewhere: Callable[[str, str], Path | None] = lambda *_: None,
+    find_outside: Callable[[str, str], Path | None] = lambda *_: None,
 ) -> dict[str, str]:
-    """Units whose template files changed or came since, also before those that were read, each with
-    a folder where one did; `elsewhere` finds by folder and id what lies beside a folder."""
+    """Units whose template files changed, or would be read from others now, each with one folder
+    of these; `find_outside` finds a file next to a folder, by the folder and the entry's id."""
     stamp = cache(stamp_of)
     libraries: dict[str, Callable[[str], Path | None]] = {}
 
-    def changed(place: Mapping[str, Any]) -> bool:
-        folder = place["folder"]
-        now = {name: stamp(Path(folder, name)) for name in place["names"]}
-        if place.get("stamps") != _digest(now):
+    def has_changed(use: Mapping[str, Any]) -> bool:
+        folder = use["folder"]
+        stamps = {name: stamp(Path(folder, name)) for name in use["names"]}
+        if use.get("stamps") != _digest(stamps):
             return True
         if folder not in libraries:
             libraries[folder] = cache(TemplateLibrary(folder, config).find)
         find = libraries[folder]
 
-        def first(name: str) -> Path | None:
+        def preferred(name: str) -> Path | None:
             entry = entry_of(plain(Path(name).name))
             if Path(name).is_absolute():
-                return elsewhere(folder, entry)
+                return find_outside(folder, entry)
             return find(entry) if plain(name).endswith(SUFFIXES) else None
 
-        return any(find(name) or elsewhere(folder, name) for name in place["missing"]) or any(
-            first(name) not in (None, Path(folder, name)) for name in place["names"]
+        return any(find(name) or find_outside(folder, name) for name in use["missing"]) or any(
+            preferred(name) not in (None, Path(folder, name)) for name in use["names"]
         )
 
-    found = {}
-    for unit in done:
-        places = (unit["shard"] or {}).get("templates", ())
-        if place := next(filter(changed, places), None):
-            found[unit["unit_id"]] = str(place["folder"])
-    return found
+    outdated = {}
+    for unit in done_units:
+        uses = (unit["shard"] or {}).get("templates", ())
+        if use := next(filter(has_changed, uses), None):
+            outdated[unit["unit_id"]] = str(use["folder"])
+    return outdated
 
 
 def _digest(stamps: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
-"""One unit of work: featurize its chains, write their shard, say what went wrong.
+"""One unit of work: featurize its chains, write their shard, describe their failures.
 
-Runs inside a worker process (`worker.py`) that may die at any moment; whatever
-it has written is content-addressed, so doing it again changes nothing.
+Runs inside a worker process (`worker.py`) that may die at any moment; the shards that
+it writes are content-addressed, so that writing them again changes nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from evofeed.protein.structure_text import ATOM_ITEMS, loop
 from evofeed.store import write_shard
 
 _NOTES_PER_CHAIN = 20
-_BASE_MEMORY = 640 << 20  # interpreter and libraries of worker and watcher, known templates
+_BASE_MEMORY = 640 << 20  # interpreter and libraries of worker and watcher, cached templates
 _MEMORY_STEP = 256 << 20
 _MEMORY_PER_BYTE = 6  # measured: 4 on an a3m of 105 MB, with some room
 _SHARD_PER_BYTE = 2
@@ -52,12 +52,12 @@ _ATOMS: Final = (
     "ATOM 1 C CA . MET A 1 1 ? 0 0 0 1 0 1 A 1",
     "ATOM 2 C CA . ALA A 1 2 ? 3.8 0 0 1 0 2 A 1",
 )
-_run = ""  # of the job that this process, or the one it was forked from, worked for last
+_run = ""  # the run that this process, or the one it was forked from, last worked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitOutput:
-    """What comes back from a unit of any kind of job."""
+    """Result of a unit of any kind of job."""
 
     unit_id: str
 
@@ -68,7 +68,7 @@ class Task(abc.ABC):
 
     Attributes:
         dataset_uri: where its shard goes; empty if it makes none.
-        expected_memory: bytes it is likely to take, for whoever places it; 0 is unknown.
+        expected_memory: bytes it is likely to take, for the scheduler; 0: unknown.
     """
 
     unit_id: str
@@ -76,9 +76,9 @@ class Task(abc.ABC):
     expected_memory: int = 0
 
     @abc.abstractmethod
-    def work(self, in_hand: Callable[[str], None]) -> UnitOutput:
-        """Do it; `in_hand` is called with the id of each item before it is touched, and with ""
-        after the last."""
+    def work(self, set_current: Callable[[str], None]) -> UnitOutput:
+        """Do the unit. `set_current` is called with the id of each item before it is read, and
+        with "" after the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +86,8 @@ class UnitTask(Task):
     """Chains to featurize.
 
     Attributes:
-        memory: bytes one chain may add to its process; then MemoryError.
-        run: of the job, for a worker may have read files for an earlier one.
+        memory: bytes one chain may add to its process; above that, MemoryError.
+        run: id of the job's run; a worker forgets the template files of an earlier run.
         limits: folders that inputs must lie in, and the dataset in its own; None: anywhere.
     """
 
@@ -98,7 +98,7 @@ class UnitTask(Task):
     run: str = ""
     limits: Limits | None = None
 
-    def work(self, in_hand: Callable[[str], None]) -> UnitResult:
+    def work(self, set_current: Callable[[str], None]) -> UnitResult:
         """Featurize every chain of the unit and write the good ones as one shard.
 
         Raises:
@@ -106,7 +106,7 @@ class UnitTask(Task):
         """
         _load_readers()
         with limited_to(self.limits):
-            return _featurize_unit(self, in_hand)
+            return _featurize_unit(self, set_current)
 
 
 def expected_memory(largest: int, total: int) -> int:
@@ -121,13 +121,13 @@ def expected_memory(largest: int, total: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitResult(UnitOutput):
-    """What comes back: names and counts, never features.
+    """Result of a unit of chains or entries: names and counts, never features.
 
     Attributes:
         shard: `ShardEntry.to_dict()`; None if no chain was good.
         failures: one dict per broken chain: `chain_id type message path line`.
         templates: the template files that good chains needed, by folder.
-        notes: what was left out of good chains, per chain, in words.
+        notes: messages by chain id on what was omitted from good chains.
     """
 
     shard: dict[str, Any] | None
@@ -138,11 +138,11 @@ class UnitResult(UnitOutput):
 
 
 class _Unit:
-    """The chains of one unit, good and bad, while they are worked on."""
+    """State of one unit while its chains are featurized."""
 
-    def __init__(self, task: UnitTask, in_hand: Callable[[str], None]) -> None:
+    def __init__(self, task: UnitTask, set_current: Callable[[str], None]) -> None:
         self.task = task
-        self.in_hand = in_hand
+        self.set_current = set_current
         self.current = ""
         self.failures: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, tuple[str, ...]] = {}
@@ -150,19 +150,19 @@ class _Unit:
         self.templates: TemplateUse = {}
 
     def records(self) -> Iterator[ChainRecord]:
-        """Good records one by one, so that only one is in memory uncompressed."""
+        """Records of good chains one by one, so that only one is in memory uncompressed."""
         self.num_chains, self.templates = 0, {}
         for source in self.task.sources:
             if source.chain_id in self.failures:
                 continue
             self.current = source.chain_id
-            self.in_hand(source.chain_id)
+            self.set_current(source.chain_id)
             with _memory_cap(self.task.memory):
                 if record := self._make(source):
                     self.num_chains += 1
                     yield record  # encoded by the store before the next chain is made
         self.current = ""
-        self.in_hand("")
+        self.set_current("")
 
     def _make(self, source: ChainSource) -> ChainRecord | None:
         """The record of a chain, None if it is broken."""
@@ -170,8 +170,8 @@ class _Unit:
         try:
             record = featurize_chain(source, self.task.config)
             record = crop_record(record, self.task.crop) if self.task.crop else record
-        except Exception as error:  # anything else is caught by whoever watches the process
-            self.fail(source.chain_id, error)
+        except Exception as error:  # the watcher handles a crash of the process
+            self.add_failure(source.chain_id, error)
             return None
         if library is not None:
             self.templates.setdefault(library.folder, FolderUse()).add(library.use)
@@ -180,25 +180,25 @@ class _Unit:
         return record
 
     def _library(self, source: ChainSource) -> TemplateLibrary | None:
-        """Where `featurize_chain` will look for its templates, nothing of it used yet."""
-        with contextlib.suppress(InputError):  # for `featurize_chain` to complain about
+        """The template library that `featurize_chain` will use, with its use reset."""
+        with contextlib.suppress(InputError):  # which `featurize_chain` will raise again
             library = template_library(source, self.task.config)
             if library is not None:
                 library.use = FolderUse()
             return library
         return None
 
-    def fail(self, chain_id: str, error: Exception) -> None:
+    def add_failure(self, chain_id: str, error: Exception) -> None:
         self.notes.pop(chain_id, None)
         self.failures[chain_id] = describe(error, self.task.memory) | {"chain_id": chain_id}
 
 
 @functools.cache
 def _load_readers() -> None:
-    """Load and compile what chains are read and written with, by reading two residues.
+    """Load and compile the readers by reading two residues.
 
-    In a fresh process that takes a second, where nothing is compiled yet 10, on a slow machine a
-    minute: before a chain is in hand, for its deadline counts its own work.
+    In a fresh process that takes a second, with nothing compiled yet 10 s, on a slow machine a
+    minute: so it is done before the deadline of a chain begins.
     """
     merge([parse_a3m(_A3M), parse_stockholm(_STOCKHOLM)])
     text = "\n".join(["data_1abc", *loop("_atom_site", ATOM_ITEMS, _ATOMS)])
@@ -206,12 +206,12 @@ def _load_readers() -> None:
     pa.array([""])
 
 
-def _featurize_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResult:
+def _featurize_unit(task: UnitTask, set_current: Callable[[str], None]) -> UnitResult:
     global _run
     if task.run != _run:
         forget_libraries()
         _run = task.run
-    unit = _Unit(task, in_hand)
+    unit = _Unit(task, set_current)
     while True:
         records = unit.records()
         try:
@@ -223,10 +223,10 @@ def _featurize_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResul
             break
         except StoreError:
             raise
-        except Exception as error:  # the store refused a record: without that chain, then
+        except Exception as error:  # the store refused a record: try again without that chain
             if not unit.current:
                 raise
-            unit.fail(unit.current, error)
+            unit.add_failure(unit.current, error)
     failures = tuple(unit.failures[chain_id] for chain_id in sorted(unit.failures))
     return UnitResult(
         unit_id=task.unit_id,
@@ -239,11 +239,11 @@ def _featurize_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResul
 
 
 def describe(error: Exception, memory: int = 0) -> dict[str, Any]:
-    """An error as `type message path line`, the same however often it happens."""
+    """An error as `type message path line`, the same each time it happens."""
     if isinstance(error, EvofeedError):
-        found = error.to_dict()
-        del found["item"]
-        return found
+        fields = error.to_dict()
+        del fields["item"]
+        return fields
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     message = f"{error}{where} (not foreseen: please report it)"
@@ -255,9 +255,9 @@ def describe(error: Exception, memory: int = 0) -> dict[str, Any]:
 @contextmanager
 def _memory_cap(nbytes: int) -> Iterator[None]:
     """Let the process grow by `nbytes` of address space; then MemoryError."""
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    cap = held + nbytes if hard == resource.RLIM_INFINITY else min(held + nbytes, hard)
+    cap = size + nbytes if hard == resource.RLIM_INFINITY else min(size + nbytes, hard)
     resource.setrlimit(resource.RLIMIT_AS, (cap, hard))
     try:
         yield

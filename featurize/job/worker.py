@@ -1,9 +1,9 @@
-"""A worker process and the one who watches it.
+"""A worker process and its watcher.
 
-Poison (a crash in native code, a hang, memory without end) takes down the
-worker, never its watcher. The worker says which chain it takes in hand before
-touching it, so the watcher knows whom to blame. Worker and watcher talk over a
-socket pair; a worker dies with its watcher, and whatever tools it started die
+A poisonous chain (a crash in native code, a hang, memory without end) kills the
+worker, never its watcher. The worker sends the id of each chain before it reads
+the chain, so the watcher knows which one to blame. Worker and watcher talk over
+a socket pair; a worker dies with its watcher, and the tools that it started die
 with its process group.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DEADLINE_KILL = "deadline"
 _PR_SET_PDEATHSIG = 1
-_TICK = 0.25  # seconds between looks at the deadline
+_TICK = 0.25  # seconds between checks of the deadline
 _MAIN = "import sys; from evofeed.featurize.job import worker; worker.main(*map(int, sys.argv[1:]))"
 
 
@@ -40,8 +40,8 @@ class UnitLost:
     """A worker died over a unit.
 
     Attributes:
-        chain_id: what it had in hand: "" if no chain, None if nobody knows.
-        cause: `deadline`, `signal NAME` or `exit CODE`, or what Ray says.
+        chain_id: the current chain of the worker: "" if none, None if unknown.
+        cause: `deadline`, `signal NAME` or `exit CODE`, or the name of Ray's error.
     """
 
     unit_id: str
@@ -51,18 +51,15 @@ class UnitLost:
 
 @dataclass(frozen=True, slots=True)
 class UnitFailed:
-    """A unit could not be done for a reason that is no chain's fault, such as a full disk."""
+    """A unit failed and no chain is to blame, such as on a full disk."""
 
     unit_id: str
     error: EvofeedError
 
 
 def serve(connection: Connection, watcher: int) -> None:
-    """The worker's life: unit tasks in, breadcrumbs and results out, until the other end closes.
-
-    A breadcrumb is the id of a chain, an outcome is pickled.
-    """
-    die_with(watcher)
+    """Receive tasks and send chain ids and pickled outcomes, until the other end closes."""
+    exit_with_parent(watcher)
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)  # tools started here can be killed together
     os.dup2(2, 1)  # standard output is the report's, whatever a parser prints
@@ -82,89 +79,90 @@ def _outcome(task: Task, connection: Connection) -> UnitOutput | UnitFailed:
     except EvofeedError as error:
         return UnitFailed(task.unit_id, error)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}; see to that and run it again, what is done is kept"
-        return UnitFailed(task.unit_id, JobError(why))
+        reason = f"{type(error).__name__}: {error}"
+        message = f"{reason}; fix that and run it again, finished work is kept"
+        return UnitFailed(task.unit_id, JobError(message))
 
 
-def die_with(watcher: int) -> None:
-    """Have the kernel kill this process when the one that started it dies."""
+def exit_with_parent(watcher: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != watcher:  # it died before we asked
+    if os.getppid() != watcher:  # it died before the call
         os._exit(1)
 
 
 def main(descriptor: int, watcher: int) -> None:
-    """Entry of a worker that was started as a fresh interpreter."""
+    """Entry point of a worker that was started as a fresh interpreter."""
     serve(Connection(descriptor), watcher)
 
 
 class Worker:
-    """A worker process, seen from its watcher: give it a unit, hear what became of it."""
+    """A worker process, as its watcher sees it: start a unit, receive the outcome."""
 
     def __init__(self, fresh: bool = False) -> None:
-        mine, theirs = socket.socketpair()
+        local, remote = socket.socketpair()
         # A fork is ready at once, but only a process without threads may fork safely. The
-        # S3 client has some that Python does not know of, and in a fork waits for them for
-        # ever: a worker that needs it must be `fresh`.
-        self._fork = threading.active_count() == 1 and not fresh
+        # S3 client has threads that Python does not list, and waits for them forever in a
+        # fork: a worker that needs the client must be `fresh`.
+        self._is_fork = threading.active_count() == 1 and not fresh
         self._popen: subprocess.Popen[bytes] | None = None
-        with theirs:
-            self.pid = _fork(mine, theirs) if self._fork else self._spawn(theirs)
-        self.connection = Connection(mine.detach())
+        with remote:
+            self.pid = _fork(local, remote) if self._is_fork else self._spawn(remote)
+        self.connection = Connection(local.detach())
         self.unit_id = ""
         self.chain_id = ""
-        self._since = 0.0
-        self._late = False
+        self._started_at = 0.0
+        self._timed_out = False
 
-    def _spawn(self, theirs: socket.socket) -> int:
+    def _spawn(self, remote: socket.socket) -> int:
         self._popen = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-c", _MAIN, str(remote.fileno()), str(os.getpid())],
+            pass_fds=[remote.fileno()],
             stdin=subprocess.DEVNULL,
-            env=environment(),
+            env=child_environment(),
         )
         return self._popen.pid
 
     @property
-    def idle(self) -> bool:
-        """Whether it waits for a unit."""
+    def is_idle(self) -> bool:
+        """True if it waits for a unit."""
         return not self.unit_id
 
     def start(self, unit_id: str, task: bytes) -> None:
-        """Hand it a pickled `Task`; it must be idle."""
+        """Send a pickled `Task`; the worker must be idle."""
         assert not self.unit_id
-        self.unit_id, self.chain_id, self._since = unit_id, "", time.monotonic()
-        with contextlib.suppress(OSError):  # it died while idle: `hear` will notice
+        self.unit_id, self.chain_id, self._started_at = unit_id, "", time.monotonic()
+        with contextlib.suppress(OSError):  # it died while idle: `receive_outcome` will notice
             self.connection.send_bytes(task)
 
-    def hear(self) -> bytes | UnitLost | None:
-        """Take in what it has said; the outcome if the unit is over. Blocks while it is silent.
+    def receive_outcome(self) -> bytes | UnitLost | None:
+        """Receive one message, waiting for it: None if it is a chain id, else the outcome.
 
         Returns:
-            A pickled `UnitOutput` or `UnitFailed`, or how the worker died over the unit.
+            A pickled `UnitOutput` or `UnitFailed`, or the loss of the worker over the unit.
         """
         assert self.unit_id
         try:
-            said: Any = self.connection.recv()
+            message: Any = self.connection.recv()
         except (EOFError, OSError):
-            return self._lost()
-        if isinstance(said, str):
-            self.chain_id, self._since = said, time.monotonic()
+            return self._reap_lost()
+        if isinstance(message, str):
+            self.chain_id, self._started_at = message, time.monotonic()
             return None
         self.unit_id = self.chain_id = ""
-        outcome: bytes = said
+        outcome: bytes = message
         return outcome
 
-    def enforce(self, deadline: float) -> None:
-        """Kill it if the chain in hand has taken longer than `deadline` seconds."""
-        late = self.chain_id and time.monotonic() - self._since > deadline
-        if late and not self.connection.poll():  # else it has gone on, and we were slow to hear it
-            self._late = True
+    def enforce_deadline(self, deadline: float) -> None:
+        """Kill the worker if its current chain has taken longer than `deadline` seconds."""
+        is_overdue = self.chain_id and time.monotonic() - self._started_at > deadline
+        if is_overdue and not self.connection.poll():  # no message that was not yet received
+            self._timed_out = True
             self.kill()
 
-    def _lost(self) -> UnitLost:
+    def _reap_lost(self) -> UnitLost:
         status = self._reap()
-        if self._late:
+        if self._timed_out:
             cause = DEADLINE_KILL
         elif os.WIFSIGNALED(status):
             cause = f"signal {signal.Signals(os.WTERMSIG(status)).name}"
@@ -175,20 +173,20 @@ class Worker:
         return lost
 
     def kill(self) -> None:
-        """Kill it and everything it started."""
+        """Kill the worker and everything that it started."""
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill it, wait until it is gone and close the line."""
+        """Kill the worker, wait for its end and close the connection."""
         if self.pid:
             self.kill()
             self._reap()
         self.connection.close()
 
     def _reap(self) -> int:
-        self.kill()  # the line is dead: make sure the process and its tools are, too
+        self.kill()  # the connection is closed: end the process and its tools, too
         try:
             _, status = os.waitpid(self.pid, 0)
         except ChildProcessError:
@@ -199,38 +197,38 @@ class Worker:
         return status
 
 
-def watch(worker: Worker, unit_id: str, task: bytes, deadline: float) -> bytes | UnitLost:
-    """One unit on one worker, to its end; what `Worker.hear` gives back."""
+def run_unit(worker: Worker, unit_id: str, task: bytes, deadline: float) -> bytes | UnitLost:
+    """The outcome of one unit on one worker, as `Worker.receive_outcome` returns it."""
     worker.start(unit_id, task)
     while True:
         if pipes.wait([worker.connection], _TICK):
-            outcome = worker.hear()
+            outcome = worker.receive_outcome()
             if outcome is not None:
                 return outcome
-        worker.enforce(deadline)
+        worker.enforce_deadline(deadline)
 
 
 _worker: Worker | None = None  # of the Ray worker that this process is
 
 
-def unit_on_ray(unit_id: str, task: bytes, deadline: float) -> bytes | UnitLost:
-    """The function that Ray calls: one unit on this Ray worker's own worker process.
+def run_unit_on_ray(unit_id: str, task: bytes, deadline: float) -> bytes | UnitLost:
+    """The function that Ray calls: run one unit in a worker process that this one watches.
 
-    Units come and outcomes go as bytes, so that Ray's workers do not load what a unit needs.
+    Tasks and outcomes are bytes, so that Ray's workers do not load the modules of a unit.
     """
     global _worker
     if _worker is None or not _worker.pid:
         _worker = Worker(fresh=True)
-    return watch(_worker, unit_id, task, deadline)
+    return run_unit(_worker, unit_id, task, deadline)
 
 
-def environment() -> dict[str, str]:
-    """That of a fresh interpreter which finds modules where this one does."""
+def child_environment() -> dict[str, str]:
+    """Environment of a fresh interpreter with the module path of this one."""
     path = os.pathsep.join(part for part in sys.path if part)
     return {**os.environ, "PYTHONPATH": path}
 
 
-def _fork(mine: socket.socket, theirs: socket.socket) -> int:
+def _fork(local: socket.socket, remote: socket.socket) -> int:
     watcher = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -239,8 +237,8 @@ def _fork(mine: socket.socket, theirs: socket.socket) -> int:
         return pid
     code = 1
     try:
-        mine.close()
-        serve(Connection(theirs.detach()), watcher)
+        local.close()
+        serve(Connection(remote.detach()), watcher)
         code = 0
     finally:
         os._exit(code)  # no exit handlers: they belong to the watcher

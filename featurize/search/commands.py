@@ -170,7 +170,7 @@ def search_first(
     if report.broken and not as_json:
         summary = "\n".join(_summary(report, out))
         Console(stderr=True).print(summary, highlight=False, soft_wrap=True)
-    if share := options.too_many(report.num_broken, report.num_chains):
+    if share := options.exceeded_share(report.num_broken, report.num_chains):
         from evofeed.base.errors import JobError
 
         raise JobError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from evofeed.base.configs import check_numbers
-from evofeed.featurize.job.options import Workplace
+from evofeed.featurize.job.options import ExecutorOptions
 
 Kind = Literal["fasta", "rna", "hh", "mmseqs"]
 
@@ -175,7 +175,7 @@ class SearchConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions(Workplace):
+class SearchOptions(ExecutorOptions):
     """Places and limits of a search. What it finds depends on none of them."""
 
     executor: str = "local"
@@ -190,7 +190,7 @@ class SearchOptions(Workplace):
     """Seconds one call of a program may take."""
 
     def __post_init__(self) -> None:
-        Workplace.__post_init__(self)
+        ExecutorOptions.__post_init__(self)
         check_numbers(self, "threads", least=1)
 
     @property

@@ -249,8 +249,8 @@ class Search(Dispatch):
         with closing(Ledger("sqlite:///:memory:")) as ledger:  # the cache keeps what is done
             job = {"input_uri": "", "dataset_uri": "", "arguments": {}}
             ledger.begin(job_id, Plan(job_id, tuple(units), {}, {}), job, None)
-            self.take_up(ledger, job_id, units, self.options)
-            self.work(self.executor)
+            self.attach(ledger, job_id, units, self.options)
+            self.run_units_on(self.executor)
             return {
                 chain["chain_id"]: {"type": chain["type"], "message": chain["message"]}
                 for chain in ledger.chains(job_id)
@@ -285,8 +285,8 @@ class Search(Dispatch):
             scratch=self.options.scratch,
         )
 
-    def settle(self, output: SearchResult, item_ids: tuple[str, ...], is_trial: bool) -> bool:
-        """Results to the cache, failures and what is done to the ledger."""
+    def record_output(self, output: SearchResult, item_ids: Sequence[str], is_trial: bool) -> bool:
+        """Store results in the cache, record failures and finished units in the ledger."""
         unit, number = self.units[output.unit_id], self._number_of[output.unit_id]
         suffix = suffix_of(self.infos[number].kind, self.databases[number].is_template)
         self.cache.put(output.made, suffix, self._provenance(number))
@@ -305,7 +305,7 @@ class Search(Dispatch):
         self._cost_done += unit.cost
         return False
 
-    def how_far(self) -> SearchProgress:
+    def current_progress(self) -> SearchProgress:
         """How far this stage is."""
         pace = self._cost_done / max(time.monotonic() - self.began, 1e-9)
         left = (self._cost - self._cost_done) / pace if pace else None

@@ -88,7 +88,7 @@ class Searcher:
     database: Database
     config: SearchConfig
     scratch: Callable[[], Scratch]
-    in_hand: Callable[[str], None]
+    set_current: Callable[[str], None]
 
     def search(self, queries: Sequence[Query]) -> dict[str, bytes | InputError]:
         """The result of every query by its key, or why it has none.
@@ -103,7 +103,7 @@ class Searcher:
             return self._together(queries)
         results: dict[str, bytes | InputError] = {}
         for query in queries:
-            self.in_hand(query.key)
+            self.set_current(query.key)
             try:
                 with self.scratch() as folder:
                     data = self._alone(kind, query, folder)
@@ -115,7 +115,7 @@ class Searcher:
 
     def _together(self, queries: Sequence[Query]) -> dict[str, bytes | InputError]:
         """Queries in one call of mmseqs; where it fails, in halves, down to the one at fault."""
-        self.in_hand(queries[0].key if len(queries) == 1 else "")
+        self.set_current(queries[0].key if len(queries) == 1 else "")
         starts = [query.start for query in queries]
         try:
             with self.scratch() as folder:

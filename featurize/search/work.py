@@ -76,7 +76,7 @@ class SearchTask(Task):
     deadline: float = 3600.0
     scratch: str = ""
 
-    def work(self, in_hand: Callable[[str], None]) -> SearchResult:
+    def work(self, set_current: Callable[[str], None]) -> SearchResult:
         """Search; the items in hand are keys.
 
         Raises:
@@ -91,8 +91,8 @@ class SearchTask(Task):
         self._check(database, info)
         began = time.monotonic()
         place = lambda: Scratch(self.deadline, self.scratch)  # noqa: E731
-        results = Searcher(database, self.config, place, in_hand).search(self.queries)
-        in_hand("")
+        results = Searcher(database, self.config, place, set_current).search(self.queries)
+        set_current("")
         check_unchanged(database, info.digest)  # what was read may be of another
         seconds = time.monotonic() - began
         good = {key: data for key, data in results.items() if isinstance(data, bytes)}

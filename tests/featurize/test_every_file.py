@@ -93,10 +93,10 @@ def test_what_is_no_protein_is_left_out_and_not_broken(tmp_path: Path, inside: N
 
 def test_a_share_of_broken_chains_counts_from_twenty_on() -> None:
     options = JobOptions()
-    assert not options.too_many(4, 19) and options.too_many(2, 20) == "0.05"
-    assert not options.too_many(1, 20)
-    assert JobOptions(max_broken=0.1).too_many(1, 4) == "0.1"
-    assert JobOptions(max_broken=0.0).too_many(1, 4) == "0"
+    assert not options.exceeded_share(4, 19) and options.exceeded_share(2, 20) == "0.05"
+    assert not options.exceeded_share(1, 20)
+    assert JobOptions(max_broken=0.1).exceeded_share(1, 4) == "0.1"
+    assert JobOptions(max_broken=0.0).exceeded_share(1, 4) == "0"
 
 
 def test_a_pipe_is_said_and_not_waited_for(tmp_path: Path) -> None:
@@ -154,4 +154,4 @@ def test_a_terminated_job_says_its_line(tmp_path: Path) -> None:
     job.send_signal(signal.SIGTERM)
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 128 + signal.SIGTERM
-    assert "interrupted: what is done is kept" in errors
+    assert "interrupted: finished work is kept" in errors

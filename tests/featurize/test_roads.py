@@ -19,7 +19,7 @@ from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
 from evofeed.featurize.inputs.roads.tables import chai_name
 from evofeed.featurize.job.run import run_job
-from evofeed.featurize.job.show import _notes
+from evofeed.featurize.job.show import _common_notes
 from evofeed.store import Dataset
 
 A, B = "ACDEF", "GHIKLM"
@@ -232,7 +232,7 @@ def test_letters_of_a_job_are_wrong_for_check_as_for_the_job_and_the_file_is_nam
     ],
 )  # fmt: skip
 def test_the_summary_of_a_job_counts_notes_by_what_they_say(note: str, kind: str) -> None:
-    assert _notes({"1abc_A": [note], "2xyz_B": [note]}) == f"{kind} (2)"
+    assert _common_notes({"1abc_A": [note], "2xyz_B": [note]}) == f"{kind} (2)"
 
 
 @pytest.mark.system

@@ -317,12 +317,12 @@ def poison(acts: dict[str, Callable[[], None]]) -> None:
 
 def hurry_only(chain_ids: Collection[str]) -> None:
     """From now on the deadline is for these chains: on a starved machine any may be late."""
-    honest = Worker.enforce
+    honest = Worker.enforce_deadline
 
-    def enforce(worker: Worker, deadline: float) -> None:
+    def enforce_deadline(worker: Worker, deadline: float) -> None:
         honest(worker, deadline if worker.chain_id in chain_ids else 3600.0)
 
-    Worker.enforce = enforce  # type: ignore[method-assign]
+    Worker.enforce_deadline = enforce_deadline  # type: ignore[method-assign]
 
 
 class Fateful(Inside):

@@ -96,9 +96,9 @@ def test_status_says_how_often_and_since_when_a_unit_is_in_work(tmp_path: Path) 
     plan = Plan("", (Unit("u", ("1abc_A", "2abc_A"), 1, 1),), {"1abc_A": ChainSource("")}, {})
     ledger.begin("job", plan, {"input_uri": "raw", "dataset_uri": "data", "arguments": {}}, None)
     ledger.lease("job", "u")
-    ledger.give_back("job", "u")
+    ledger.requeue("job", "u")
     ledger.lease("job", "u")
-    said = evofeed("jobs", "status", ledger.place, "--job", "job").out
+    said = evofeed("jobs", "status", ledger.location, "--job", "job").out
     assert re.search(r"in work 1abc_A, first of 2: attempt 2, begun \d+ s ago\n", said), said
     ledger.close()
 

@@ -104,12 +104,12 @@ def test_who_has_gone_on_to_another_chain_is_not_late_however_long_nobody_listen
     monkeypatch.setattr(Worker, "kill", lambda worker: killed.append(worker))
     worker = Worker.__new__(Worker)
     worker.connection, theirs = Pipe()
-    worker.chain_id, worker._since = "1abc_A", -1e9
+    worker.chain_id, worker._started_at = "1abc_A", -1e9
     theirs.send("2def_B")
-    worker.enforce(DEADLINE)
+    worker.enforce_deadline(DEADLINE)
     assert not killed
     assert worker.connection.recv() == "2def_B"
-    worker.enforce(DEADLINE)
+    worker.enforce_deadline(DEADLINE)
     assert killed == [worker]
     worker.connection.close()
     theirs.close()
@@ -209,9 +209,9 @@ def test_a_unit_of_many_is_tried_in_parts_down_to_the_one_that_kills(tmp_path: P
         dead = {chain["chain_id"] for chain in ledger.chains("job")}
         sent.append(blame.suspects("unit") or tuple(n for n in names if n not in dead))
         if names[7] in sent[-1]:
-            blame.lost(UnitLost("unit", None, "node died"), sent[-1])
+            blame.record_loss(UnitLost("unit", None, "node died"), sent[-1])
         else:
-            blame.was_trial("unit")
+            blame.end_trial("unit")
     assert [len(each) for each in sent[:3]] == [40, 40, 40]
     assert sent[3:6] == [names[:3], names[3:6], names[6:9]]
     assert [each for each in sent if each == names[7:8]] == [names[7:8]] * 3

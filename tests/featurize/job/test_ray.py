@@ -132,7 +132,7 @@ def test_a_job_that_starts_a_ray_loses_workers_then_its_raylet_and_is_taken_up_w
 
     failed, report = on_stage(reports)
     assert "is gone: its raylet d" in failed.message
-    assert failed.message.endswith("what is done is kept: run it again once it is there again")
+    assert failed.message.endswith("finished work is kept: run it again once Ray is back")
     assert (failed.exit_code, failed.broken) == (1, ()) and failed.lost_workers
     assert report.snapshot == honest[0]
     assert printed.read_bytes() == b"", "standard output is for the report"
@@ -179,7 +179,7 @@ def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do
             executor = RayExecutor(0, 3600.0, address, gcs_away=1.0)
             executor.submit(act("lost", tmp_path / "never"))
             os.kill(named("gcs/gcs_server")[0], signal.SIGKILL)
-            with pytest.raises(ExecutorGone, match=r"its GCS does not .* once it is there again$"):
+            with pytest.raises(ExecutorGone, match=r"its GCS does not .* once Ray is back$"):
                 while True:
                     executor.wait(1.0)
             executor.close()
