@@ -57,14 +57,14 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # something out, or lives in experiments/.
 BUDGET = {
     "src": 4_443,
-    "featurize": 19_847,
+    "featurize": 19_855,
     "store": 7_311,
     "loader": 12_093,
     "service": 8_219,
     "trainer": 12_011,
     "kernels": 16_300,
     "synth": 1_863,
-    "tests": 39_938,
+    "tests": 39_939,
     "benchmarks": 9_938,
 }
 

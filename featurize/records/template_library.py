@@ -18,8 +18,8 @@ from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.structure import Structure
 from evofeed.featurize.structures.structure_places import (
-    homes_of_entry,
-    names_of_entry,
+    entry_file_names,
+    entry_folders,
     parse_structure,
 )
 
@@ -137,8 +137,8 @@ class TemplateLibrary:
         """The file of an entry; None if its folder had none when it was listed."""
         if not _PDB_ID.match(pdb_id):  # a hit's name must not lead out of the folder
             return None
-        names = list(names_of_entry(pdb_id, legacy=not self._config.all_pdb_residues))
-        for subfolder in homes_of_entry(pdb_id):
+        names = list(entry_file_names(pdb_id, legacy=not self._config.all_pdb_residues))
+        for subfolder in entry_folders(pdb_id):
             folder = self._folder / subfolder
             listed = self._names(str(folder))
             name = next((candidate for candidate in names if candidate in listed), None)

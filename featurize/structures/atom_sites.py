@@ -1,4 +1,4 @@
-"""A chain's atoms placed on its sequence."""
+"""Placement of a chain's atoms on its sequence, in the 37 atom slots."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from evofeed.protein.residues import ATOM37_NUM, ATOM_ORDER
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedRows:
-    """Which atom records are a chain's, and at which positions of its sequence.
+    """The atom records of a chain, and their positions in its sequence.
 
     Attributes:
         rows: of the atom table, with coordinates.
         index: position of each; those outside the sequence are counted and left out.
-        prefer: name of the residue to take at a position that has atoms of several.
-        absent: atoms of it without coordinates.
-        residue_index: numbers of the residues from 0, with steps over what is unknown between
-            them; None for one after the other.
-        notes: what was odd or left out, in words.
+        prefer: residue name to use, by position with atoms of several residue names.
+        absent: number of atoms without coordinates.
+        residue_index, notes: as in `Chain`.
     """
 
     chain_id: str
@@ -42,21 +40,21 @@ class PlacedRows:
 def place_chain(
     table: AtomTable, placed: PlacedRows, confidence_threshold: float | None = None
 ) -> Chain:
-    """The chain of records that were given positions.
+    """The chain of placed atom records.
 
     The last record of a position names its residue; records of that residue
     count, others at the same position (another residue type, another hetero
     flag) do not. Of alternative locations the one with the highest occupancy
-    stays, the first of equals, as in Biopython. Arginine's NH1 is the one
-    nearer to CD (OpenFold). Residues none of whose B factors exceeds the
+    is used, the first of equals, as in Biopython. Arginine's NH1 is the one
+    nearer to CD (OpenFold). Residues of which no B factor exceeds the
     threshold of confidence lose their atoms.
     """
     num_res = len(placed.sequence)
     inside = (placed.index >= 0) & (placed.index < num_res)
     rows, index = placed.rows[inside], placed.index[inside]
     if placed.prefer:
-        chosen = _of_preferred(table, rows, index, placed.prefer)
-        rows, index = rows[chosen], index[chosen]
+        preferred = _preferred(table, rows, index, placed.prefer)
+        rows, index = rows[preferred], index[preferred]
     last = np.full(num_res, -1, np.int64)
     last[index] = rows  # of equal indices numpy keeps the last
     observed = last >= 0
@@ -67,18 +65,18 @@ def place_chain(
     atom37 = table.atom37[rows]
     best = _select(index, atom37, table.altloc[rows], table.occupancy[rows], same, num_res)
     positions = np.zeros([num_res, ATOM37_NUM, 3], np.float32)
-    found = best >= 0
-    positions[found] = table.xyz[rows[best[found]]].astype(np.float32)
-    mask = found.astype(np.uint8)
-    odd = {
+    has_atom = best >= 0
+    positions[has_atom] = table.xyz[rows[best[has_atom]]].astype(np.float32)
+    mask = has_atom.astype(np.uint8)
+    omitted = {
         "atoms without coordinates": placed.absent,
         "atoms outside the sequence": int((~inside).sum()),
         "atoms of a second residue type at the same position": int((~same).sum()),
     }
-    notes = tuple(f"{count} {what}" for what, count in odd.items() if count)
+    notes = tuple(f"{count} {atoms}" for atoms, count in omitted.items() if count)
     confidences: tuple[float, ...] = ()
     if confidence_threshold is not None and table.b_factor is not None:
-        confidence = np.where(found, table.b_factor[rows[best]], -np.inf).max(-1)
+        confidence = np.where(has_atom, table.b_factor[rows[best]], -np.inf).max(-1)
         notes += mask_unconfident(mask, confidence, confidence_threshold)
         confidences = rounded(confidence)
     if "ARG" in table.component.names:
@@ -97,47 +95,48 @@ def place_chain(
 
 
 def rounded(confidence: Float[np.ndarray, " L"]) -> tuple[float, ...]:
-    """Confidences to one decimal, -1 where there is none: as records keep them."""
-    known = np.where(np.isfinite(confidence), confidence, -1.0)
-    return tuple(np.round(known.astype(np.float64), 1).tolist())
+    """Confidences to one decimal, -1 where there is none, as records store them."""
+    finite = np.where(np.isfinite(confidence), confidence, -1.0)
+    return tuple(np.round(finite.astype(np.float64), 1).tolist())
 
 
 def mask_unconfident(
     mask: UInt8[np.ndarray, "L 37"], confidence: Float[np.ndarray, " L"], threshold: float
 ) -> tuple[str, ...]:
-    """Take away the atoms of residues whose confidence does not exceed it; says how many."""
-    seen = mask.any(-1)
-    unsure = seen & ~(confidence > threshold)
-    mask[unsure] = 0
-    if not unsure.any():
+    """Masks the atoms of residues whose confidence does not exceed `threshold`, in place; returns
+    notes on their number."""
+    observed = mask.any(-1)
+    unconfident = observed & ~(confidence > threshold)
+    mask[unconfident] = 0
+    if not unconfident.any():
         return ()
-    notes = [f"{unsure.sum()} residues below confidence"]
-    highest = confidence[seen].max()
+    notes = [f"{unconfident.sum()} residues below confidence"]
+    highest = confidence[observed].max()
     if highest <= 1:
         notes.append(f"the highest confidence is {highest:.3g}: pLDDT goes to 100")
     return tuple(notes)
 
 
-def _of_preferred(
+def _preferred(
     table: AtomTable,
     rows: Int[np.ndarray, " R"],
     index: Int[np.ndarray, " R"],
     prefer: Mapping[int, str],
 ) -> Bool[np.ndarray, " R"]:
-    """False for atoms of another residue where the preferred one has atoms too."""
-    keep = np.ones(len(rows), bool)
+    """False for atoms of another residue at a position where the preferred one has atoms."""
+    selected = np.ones(len(rows), bool)
     for position, name in prefer.items():
-        at = index == position
-        wanted = at & (table.component.codes[rows] == table.component.code(name))
-        if wanted.any():
-            keep &= ~at | wanted
-    return keep
+        at_position = index == position
+        preferred = at_position & (table.component.codes[rows] == table.component.code(name))
+        if preferred.any():
+            selected &= ~at_position | preferred
+    return selected
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
 def _select(index: Any, atom37: Any, altloc: Any, occupancy: Any, same: Any, num_res: Any) -> Any:
-    """Row that gives each atom of each residue, -1 where there is none."""
+    """Row of each atom of each residue, -1 where there is none."""
     best = np.full((num_res, 37), -1, np.int64)
     occupied = np.zeros((num_res, 37), np.float64)
     blank = np.zeros((num_res, 37), np.bool_)
@@ -146,13 +145,12 @@ def _select(index: Any, atom37: Any, altloc: Any, occupancy: Any, same: Any, num
         if atom < 0 or not same[row]:
             continue
         residue = index[row]
-        known = best[residue, atom]
-        if known < 0:
+        if best[residue, atom] < 0:
             best[residue, atom] = row
             occupied[residue, atom] = occupancy[row]
             blank[residue, atom] = altloc[row] == 0
         elif altloc[row] != 0:
-            # An unlabelled record before a labelled one yields unless it is fuller.
+            # A record without altloc is replaced by one with altloc unless its occupancy is higher.
             if blank[residue, atom]:
                 blank[residue, atom] = False
                 better = not occupied[residue, atom] > occupancy[row]
@@ -167,10 +165,10 @@ def _select(index: Any, atom37: Any, altloc: Any, occupancy: Any, same: Any, num
 def _fix_arginines(
     positions: Float[np.ndarray, "L 37 3"], mask: Any, arginine: Bool[np.ndarray, " L"]
 ) -> None:
-    """Swap NH1 and NH2 where NH2 is the one nearer to CD; in place."""
+    """Swaps NH1 and NH2 where NH2 is the one nearer to CD; in place."""
     cd, nh1, nh2 = (ATOM_ORDER[name] for name in ("CD", "NH1", "NH2"))
     rows = np.flatnonzero(arginine & (mask[:, [cd, nh1, nh2]] > 0).all(-1))
-    far1 = np.square(positions[rows, nh1] - positions[rows, cd]).sum(-1)
-    far2 = np.square(positions[rows, nh2] - positions[rows, cd]).sum(-1)
-    swap = rows[far1 > far2]
+    squared1 = np.square(positions[rows, nh1] - positions[rows, cd]).sum(-1)
+    squared2 = np.square(positions[rows, nh2] - positions[rows, cd]).sum(-1)
+    swap = rows[squared1 > squared2]
     positions[swap[:, None], [nh1, nh2]] = positions[swap[:, None], [nh2, nh1]]

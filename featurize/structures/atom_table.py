@@ -15,27 +15,27 @@ from evofeed.featurize.structures.cif import UNSET, unquoted
 from evofeed.protein.residues import ATOM_ORDER
 
 NO_NUMBER: Final = -(1 << 40)
-"""`label_seq_id` of what is no residue of a polymer."""
+"""`label_seq_id` of records outside polymers."""
 MAX_COORDINATE: Final = 1e7
-"""Ångström: whatever is further away is no coordinate."""
-_INSTEAD: Final = {
+"""Ångström: a larger value is not a coordinate."""
+_SYNONYMS: Final = {
     "label_asym_id": "auth_asym_id",
     "label_seq_id": "auth_seq_id",
     "auth_asym_id": "label_asym_id",
     "auth_seq_id": "label_seq_id",
 }
-"""Items that say the same by other names."""
+"""Item to read where another is missing."""
 
 
 class Coded(NamedTuple):
-    """Texts, row by row, as codes into the distinct ones."""
+    """A column of texts as codes into the distinct ones."""
 
     codes: Int[np.ndarray, " A"]
     names: list[str]
 
     @classmethod
     def of(cls, texts: Sequence[str], blank: Iterable[str] = ()) -> Coded:
-        """Codes by first appearance; with `blank`, code 0 is '' and stands for those texts."""
+        """Codes by first appearance; with `blank`, code 0 is '' and replaces those texts."""
         import pyarrow as pa
 
         column = pa.array(texts, pa.utf8()).dictionary_encode()
@@ -43,17 +43,18 @@ class Coded(NamedTuple):
         blank = tuple(blank)
         if not blank:
             return cls(codes, names)
-        shown = [name for name in names if name not in blank]
-        place = {name: code for code, name in enumerate(shown, 1)}
-        return cls(np.array([place.get(name, 0) for name in names], np.int32)[codes], ["", *shown])
+        other = [name for name in names if name not in blank]
+        code_of = {name: code for code, name in enumerate(other, 1)}
+        new_codes = np.array([code_of.get(name, 0) for name in names], np.int32)
+        return cls(new_codes[codes], ["", *other])
 
     def code(self, name: str) -> int:
         """Code of a text, -1 if no row has it."""
         return self.names.index(name) if name in self.names else -1
 
-    def where(self, claim: Callable[[str], bool]) -> Bool[np.ndarray, " A"]:
-        """Rows whose text satisfies a claim."""
-        return np.asarray(np.array([claim(name) for name in self.names], bool)[self.codes])
+    def where(self, predicate: Callable[[str], bool]) -> Bool[np.ndarray, " A"]:
+        """Mask of the rows whose text satisfies a predicate."""
+        return np.asarray(np.array([predicate(name) for name in self.names], bool)[self.codes])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,13 +64,13 @@ class AtomTable:
     Attributes:
         label: `label_asym_id`; the author's where the file has none.
         number: `label_seq_id`, `NO_NUMBER` where it is unset.
-        author_number, insertion: of the residue; code 0 is no insertion code.
+        author_number, insertion: of the residue; code 0 means none.
         component, atom: names.
         altloc: 0 for no alternative location.
         xyz: ångström, NaN where an atom has no coordinates.
-        occupancy, b_factor: as they are; None for B factors that were not asked for or given.
-        ters: rows before which there is a TER record.
-        unlabelled: the file gives no `label_seq_id`, or not everywhere a `label_asym_id`.
+        occupancy, b_factor: unchanged; None for B factors that are missing or were not read.
+        ters: rows that follow a TER record.
+        unlabelled: the file has no `label_seq_id`, or lacks some `label_asym_id`.
     """
 
     chain: Coded
@@ -109,7 +110,7 @@ def read_atom_table(
     """The atom table of an mmCIF block.
 
     Raises:
-        MmcifError: no atoms, too many, a needed item is missing, or a number is none.
+        MmcifError: no atoms, too many, a required item is missing, or a number is invalid.
     """
     items = AtomItems(block, path, config)
     strict = config.require_labels
@@ -120,14 +121,14 @@ def read_atom_table(
         author_number = np.where(author_number == NO_NUMBER, number, author_number)
         if any(text in UNSET for text in chain.names):
             pairs = zip(chain.codes.tolist(), label.codes.tolist(), strict=True)
-            texts = ((chain.names[one], label.names[other]) for one, other in pairs)
-            chain = Coded.of([other if one in UNSET else one for one, other in texts])
+            texts = ((chain.names[a], label.names[b]) for a, b in pairs)
+            chain = Coded.of([b if a in UNSET else a for a, b in texts])
     elif (author_number[number != NO_NUMBER] == NO_NUMBER).any():
         raise items.error("_atom_site.auth_seq_id is not set everywhere")
     xyz = np.stack([items.floats(f"Cartn_{axis}") for axis in "xyz"], axis=-1)
     if config.require_coordinates and np.isnan(xyz[number != NO_NUMBER]).any():
         raise items.error("_atom_site.Cartn_x, y or z is not a number")
-    there = b_factor and items.has("B_iso_or_equiv")
+    has_b_factor = b_factor and items.has("B_iso_or_equiv")
     return AtomTable(
         chain=chain,
         label=label,
@@ -140,7 +141,7 @@ def read_atom_table(
         hetero=items.coded("group_PDB", "ATOM").where(lambda group: group == "HETATM"),
         xyz=xyz,
         occupancy=items.floats("occupancy", 1.0),
-        b_factor=items.floats("B_iso_or_equiv", 0.0) if there else None,
+        b_factor=items.floats("B_iso_or_equiv", 0.0) if has_b_factor else None,
         unlabelled=not strict and unlabelled,
     )
 
@@ -154,28 +155,28 @@ class AtomItems:
         self.size = size = max(len(block.find_values(f"_atom_site.{item}")) for item in items)
         if size == 0:
             raise self.error(
-                "no atoms (_atom_site is missing or empty): to be left out, or replaced by the "
-                "file that has the coordinates"
+                "no atoms (_atom_site is missing or empty): leave the file out, or replace it by "
+                "one with coordinates"
             )
-        if why := config.caps.excess("max_atoms", size, f"{size} atoms"):
-            raise self.error(why)
+        if message := config.caps.excess("max_atoms", size, f"{size} atoms"):
+            raise self.error(message)
         self.rows = size
         models = self.coded("pdbx_PDB_model_num", "1").codes
         self.rows = int(np.argmax(models > 0)) or size  # codes count by first appearance
 
-    def error(self, what: str) -> MmcifError:
-        """What is wrong with the table, and in which file."""
-        return MmcifError(what, path=self._path)
+    def error(self, message: str) -> MmcifError:
+        """An error of the table, with its file."""
+        return MmcifError(message, path=self._path)
 
     def has(self, item: str) -> bool:
-        """Whether the file has the item."""
+        """True if the file has the item."""
         return bool(self._block.find_values(f"_atom_site.{item}"))
 
     def texts(self, item: str, default: str = "") -> list[str]:
-        """A column; `default` is a constant where there is none."""
+        """A column; of a missing one, rows of `default` if given."""
         values = list(self._block.find_values(f"_atom_site.{item}"))
-        if not values and item in _INSTEAD and not (self._strict and item.startswith("label")):
-            values = list(self._block.find_values(f"_atom_site.{_INSTEAD[item]}"))
+        if not values and item in _SYNONYMS and not (self._strict and item.startswith("label")):
+            values = list(self._block.find_values(f"_atom_site.{_SYNONYMS[item]}"))
         if not values and default:
             return [default] * self.rows
         if len(values) != self.size:
@@ -184,9 +185,9 @@ class AtomItems:
 
     def coded(self, item: str, default: str = "", blank: Iterable[str] = ()) -> Coded:
         """A column of texts."""
-        found = Coded.of(self.texts(item, default))
-        again = Coded.of([unquoted(name) for name in found.names], blank)
-        return Coded(again.codes[found.codes], again.names)
+        quoted = Coded.of(self.texts(item, default))
+        distinct = Coded.of([unquoted(name) for name in quoted.names], blank)
+        return Coded(distinct.codes[quoted.codes], distinct.names)
 
     def names(
         self, item: str, default: str = "", blank: Iterable[str] = ()
@@ -197,7 +198,7 @@ class AtomItems:
         return texts
 
     def integers(self, item: str) -> Int[np.ndarray, " A"]:
-        """A column of whole numbers, `NO_NUMBER` where it is unset."""
+        """A column of integers, `NO_NUMBER` where it is unset."""
         column = self.coded(item)
         values = [NO_NUMBER if name in UNSET else int(name) for name in column.names]
         return np.asarray(np.array(values, np.int64)[column.codes])
@@ -217,7 +218,7 @@ class AtomItems:
                 raise self.error(f"_atom_site.{item} is not set everywhere") from None
         if default is not None:
             values = np.where(np.isnan(values), default, values)
-        beyond = np.abs(values) >= MAX_COORDINATE
-        if beyond.any():
-            raise self.error(f"_atom_site.{item} holds {texts[int(beyond.argmax())]!r}")
+        too_large = np.abs(values) >= MAX_COORDINATE
+        if too_large.any():
+            raise self.error(f"_atom_site.{item} holds {texts[int(too_large.argmax())]!r}")
         return np.asarray(values)

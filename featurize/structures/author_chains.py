@@ -1,8 +1,8 @@
-"""Protein chains by their author's ids: of legacy PDB files, and of mmCIF files without labels.
+"""Protein chains by author's ids: of legacy PDB files, and of mmCIF files without labels.
 
-A chain is its amino acids: those of the full sequence where the file gives it, with the residues
-seen placed on it, else those seen. Waters, ligands and nucleotides are left out and listed. One
-author's chain is one chain, however its records are split.
+A chain consists of its amino acids: those of the full sequence where the file has it, on which the
+observed residues are placed, else the observed ones. Waters, ligands and nucleotides are left out
+and listed. All records of one author's id are one chain, adjacent or not.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from evofeed.featurize.structures.residue_names import (
     model_letter,
     standard_letter,
 )
-from evofeed.featurize.structures.seqres import Residue, fits, place_on_sequence
+from evofeed.featurize.structures.seqres import Residue, matches_sequence, place_on_sequence
 
 Rows = Int[np.ndarray, " A"]
-"""Of a table of atoms: some records by number; or a number for each of these."""
+"""Some rows of an atom table; or a number for each of them."""
 Mask = Bool[np.ndarray, " A"]
 
 _BACKBONE: Final = ("N", "CA", "C")
 _BONDED: Final = (0.8, 2.0)
 """Ångström between C and the N of the next residue; a peptide bond has 1.33."""
-_SEEN_ONLY: Final = "no full sequence in the file"
-_NAMES: Final = 6
+_NO_SEQUENCE: Final = "no full sequence in the file"
+_MAX_LISTED: Final = 6
 """Residue names, or gaps, that a note lists."""
 
 
 class FullSequence(NamedTuple):
-    """What a file says a chain is, seen or not.
+    """Residue names of a chain in the file's sequence records, unobserved residues included.
 
     Attributes:
-        unseen: those that the file lists as missing.
-        source: table or record that says so, for notes.
+        missing: residues that the file lists as not observed.
+        source: table or record of the sequence, for notes.
     """
 
     names: Sequence[str]
-    unseen: Sequence[Residue] = ()
+    missing: Sequence[Residue] = ()
     source: str = "SEQRES"
 
 
@@ -58,9 +58,9 @@ def author_chains(
     caps: InputCaps,
     modified: frozenset[str] = frozenset(),
 ) -> tuple[dict[str, PlacedRows], dict[str, str]]:
-    """The protein chains of an atom table by the author's ids, in the order of the file; of the
-    others id and residues by name, in words.
-    `modified` are residue names that the file says are amino acids.
+    """The protein chains of an atom table by author's id, in the order of the file; and a list of
+    the residues of each other chain. `modified` are residue names that the file declares to be
+    amino acids.
 
     Raises:
         MmcifError: a chain is too long.
@@ -72,8 +72,8 @@ def author_chains(
             continue
         placed, left_out = _chain(name, rows, table, sequences.get(name), modified)
         size = len(placed.sequence)
-        if why := caps.excess("max_columns", size, f"chain {name} has {size} residues"):
-            raise MmcifError(why)
+        if message := caps.excess("max_columns", size, f"chain {name} has {size} residues"):
+            raise MmcifError(message)
         if placed.sequence:
             proteins[name] = placed
         else:
@@ -86,40 +86,40 @@ class Residues(NamedTuple):
 
     table: AtomTable
     rows: Rows
-    number: Rows
-    """Which residue each record is of."""
-    first: Int[np.ndarray, " R"]
-    """First record of each."""
+    ordinal: Rows
+    """Number, from 0, of the residue of each record."""
+    first_row: Int[np.ndarray, " R"]
+    """Row of each residue's first record."""
 
     def names(self) -> list[str]:
-        """Of each by its first record."""
+        """Name of each residue in its first record."""
         component = self.table.component
-        return [component.names[code] for code in component.codes[self.first].tolist()]
+        return [component.names[code] for code in component.codes[self.first_row].tolist()]
 
     def having(self, records: Mask) -> Bool[np.ndarray, " R"]:
-        """Which residues have one of these records."""
-        found: np.ndarray = np.bincount(self.number, records, minlength=len(self.first)) > 0
-        return found
+        """Mask of the residues that have any of these records."""
+        counts: np.ndarray = np.bincount(self.ordinal, records, minlength=len(self.first_row))
+        return np.asarray(counts > 0)
 
     def bonded(self) -> Bool[np.ndarray, " B"]:
-        """Whether each residue but the last has a peptide bond to the next."""
-        ends = {}
+        """True for residues, but the last, that have a peptide bond to the next one."""
+        xyz = {}
         for name in ("C", "N"):
-            here = self.table.atom.codes[self.rows] == self.table.atom.code(name)
-            ends[name] = np.full([len(self.first), 3], np.nan)
-            ends[name][self.number[here]] = self.table.xyz[self.rows[here]]
-        steps = np.linalg.norm(ends["N"][1:] - ends["C"][:-1], axis=-1)
+            is_atom = self.table.atom.codes[self.rows] == self.table.atom.code(name)
+            xyz[name] = np.full([len(self.first_row), 3], np.nan)
+            xyz[name][self.ordinal[is_atom]] = self.table.xyz[self.rows[is_atom]]
+        distances = np.linalg.norm(xyz["N"][1:] - xyz["C"][:-1], axis=-1)
         low, high = _BONDED
-        return np.asarray((steps > low) & (steps < high))  # NaN is neither
+        return np.asarray((distances > low) & (distances < high))  # False for NaN
 
 
-def residues_of(rows: Rows, table: AtomTable, *more: Int[np.ndarray, " T"]) -> Residues:
-    """Residues of records by number, insertion code and `more`."""
-    columns = (table.author_number, table.insertion.codes, *more)
+def residues_of(rows: Rows, table: AtomTable, *columns: Int[np.ndarray, " T"]) -> Residues:
+    """Residues of records by number, insertion code and further columns of the table."""
+    columns = (table.author_number, table.insertion.codes, *columns)
     keys = np.stack([column[rows] for column in columns], -1)
-    _, first, number = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    _, first, ordinal = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
-    return Residues(table, rows, np.argsort(order)[number.reshape(-1)], rows[first[order]])
+    return Residues(table, rows, np.argsort(order)[ordinal.reshape(-1)], rows[first[order]])
 
 
 def _chain(
@@ -129,40 +129,41 @@ def _chain(
     full: FullSequence | None,
     modified: frozenset[str],
 ) -> tuple[PlacedRows, str]:
-    """A chain, without sequence if it is no protein, and its other residues in words."""
+    """A chain, without sequence if it is not a protein, and a list of its other residues."""
     ters = table.ters[np.isin(table.ters - 1, rows)]
     member = _members(rows, table, ters, modified, full.names if full else ())
-    left_out = listed(rows[~member], table)
+    left_out = residue_list(rows[~member], table)
     rows = rows[member]
     notes = [f"{left_out}: no residues of the chain"] if left_out else []
-    seen, absent = residues_of(rows, table), table.absent[rows]
+    observed, absent = residues_of(rows, table), table.absent[rows]
     index, numbers, names = None, None, []
     if full is not None and len(rows):
         names = list(full.names)
-        index = _on_sequence(seen, full, notes)
+        index = _on_sequence(observed, full, notes)
     if index is None:
-        known = seen.having(table.atom37[rows] >= 0)
-        index = np.where(known, np.cumsum(known) - 1, -1)
-        shown = residues_of(rows[known[seen.number]], table)
-        names = shown.names()
-        numbers = _steps(shown, notes)
-        breaks = int((ters <= shown.first[-1]).sum()) if names else 0
+        has_atoms = observed.having(table.atom37[rows] >= 0)
+        index = np.where(has_atoms, np.cumsum(has_atoms) - 1, -1)
+        residues = residues_of(rows[has_atoms[observed.ordinal]], table)
+        names = residues.names()
+        numbers = _gapped_numbers(residues, notes)
+        breaks = int((ters <= residues.first_row[-1]).sum()) if names else 0
         if breaks:
             notes.append(f"{breaks} TER records inside one chain id: it may be several chains")
-    where = index[seen.number]
-    prefer = _several_names(rows, where, table, names)
-    present = (where >= 0) & ~absent
-    rows, where = rows[present], where[present]
-    columns = (where, *(c[rows] for c in (table.component.codes, table.atom.codes, table.altloc)))
-    twice = len(rows) - len(np.unique(np.stack(columns, -1), axis=0))
-    if twice:
-        notes.append(f"{twice} atoms there twice")
+    positions = index[observed.ordinal]
+    prefer = _preferred_names(rows, positions, table, names)
+    present = (positions >= 0) & ~absent
+    rows, positions = rows[present], positions[present]
+    codes = (table.component.codes, table.atom.codes, table.altloc)
+    atoms = np.stack([positions, *(column[rows] for column in codes)], -1)
+    duplicates = len(rows) - len(np.unique(atoms, axis=0))
+    if duplicates:
+        notes.append(f"{duplicates} atoms there twice")
     sequence = "".join(map(model_letter, names)) if len(rows) else ""
     placed = PlacedRows(
         chain_id=name,
         sequence=sequence,
         rows=rows,
-        index=where,
+        index=positions,
         prefer=prefer,
         absent=int(absent.sum()),
         residue_index=numbers,
@@ -178,119 +179,118 @@ def _members(
     modified: frozenset[str],
     names: Collection[str],
 ) -> Mask:
-    """Which records are of the chain's residues.
+    """Mask of the records of the chain's residues.
 
-    Amino acids, what the full sequence names, and unknown residues with a backbone between
-    them; never water. Ligands that are amino acids stand behind the chain as HETATM: after its
-    TER record, or without one not bonded to it.
+    Amino acids, residues named in the full sequence, and unknown residues with a backbone between
+    them; never water. Ligands that are amino acids follow the chain as HETATM: after its TER
+    record, or without one not bonded to it.
     """
-    component, hetero = (
-        Coded(table.component.codes[rows], table.component.names),
-        table.hetero[rows],
-    )
+    component = Coded(table.component.codes[rows], table.component.names)
+    hetero = table.hetero[rows]
     amino = component.where(lambda name: is_amino_acid(name) or name in modified)
     water = component.where(is_water)
     member = amino | component.where(set(names).__contains__)
-    strange = ~(member | water | component.where(is_nucleotide))
-    if strange.any():
-        own = residues_of(rows[strange], table)
-        atoms = [table.atom.codes[own.rows] == table.atom.code(name) for name in _BACKBONE]
-        whole = np.all([own.having(records) for records in atoms], axis=0)
+    unknown = ~(member | water | component.where(is_nucleotide))
+    if unknown.any():
+        residues = residues_of(rows[unknown], table)
+        atoms = [table.atom.codes[residues.rows] == table.atom.code(name) for name in _BACKBONE]
+        has_backbone = np.all([residues.having(records) for records in atoms], axis=0)
         last = rows[amino].max(initial=-1)
-        member[strange] = whole[own.number] & (own.rows < last)
+        member[unknown] = has_backbone[residues.ordinal] & (residues.rows < last)
     member &= ~water
     if len(ters):
         return np.asarray(member & ~(hetero & (rows >= ters[-1])))
     last = rows[member & ~hetero].max(initial=-1)
-    # A modified residue with a letter is one of a chain; others of one record may be free.
-    free = component.where(lambda name: standard_letter(name) != "X" or model_letter(name) == "X")
-    behind = member & free & (rows > last)
-    if last >= 0 and behind.any():
-        own = residues_of(rows[member], table)
-        loose = np.isin(own.first, rows[behind]) & ~np.append(False, own.bonded())
-        member[member] = ~loose[own.number]
+    # A modified residue with a letter is part of a chain; others may be free ligands.
+    may_be_free = component.where(
+        lambda name: standard_letter(name) != "X" or model_letter(name) == "X"
+    )
+    after_chain = member & may_be_free & (rows > last)
+    if last >= 0 and after_chain.any():
+        residues = residues_of(rows[member], table)
+        is_free = np.isin(residues.first_row, rows[after_chain])
+        is_free &= ~np.append(False, residues.bonded())
+        member[member] = ~is_free[residues.ordinal]
     return np.asarray(member)
 
 
-def listed(rows: Rows, table: AtomTable) -> str:
-    """Residues by name and how often, the most frequent first."""
+def residue_list(rows: Rows, table: AtomTable) -> str:
+    """Count and name of the residues of some records, the most frequent first: `2 HOH, 1 ATP`."""
     counts = residue_counts(rows, table).most_common()
-    texts = [f"{count} {name}" for name, count in counts[:_NAMES]]
-    rest = sum(count for _, count in counts[_NAMES:])
-    return ", ".join([*texts, f"{rest} others"] if rest else texts)
+    texts = [f"{count} {name}" for name, count in counts[:_MAX_LISTED]]
+    remainder = sum(count for _, count in counts[_MAX_LISTED:])
+    return ", ".join([*texts, f"{remainder} others"] if remainder else texts)
 
 
 def residue_counts(rows: Rows, table: AtomTable) -> Counter[str]:
-    """How many residues of each name some records are of."""
+    """Number of residues of each name among some records."""
     return Counter(residues_of(rows, table, table.component.codes).names())
 
 
 def _on_sequence(
     residues: Residues, full: FullSequence, notes: list[str]
 ) -> Int[np.ndarray, " R"] | None:
-    """Position of each residue seen on the full sequence; None if they do not belong together."""
-    seen, table, first = residues.names(), residues.table, residues.first
-    codes = [table.insertion.names[code] or " " for code in table.insertion.codes[first]]
-    written = list(zip(table.author_number[first].tolist(), codes, seen, strict=True))
-    index = place_on_sequence(written, full.names, full.unseen)
+    """Position in the full sequence of each observed residue; None, and a note, if they differ
+    too much."""
+    names, table, first_row = residues.names(), residues.table, residues.first_row
+    insertions = [table.insertion.names[code] or " " for code in table.insertion.codes[first_row]]
+    observed = list(zip(table.author_number[first_row].tolist(), insertions, names, strict=True))
+    index = place_on_sequence(observed, full.names, full.missing)
     if index is None:
         notes.append(
-            f"{full.source} has {len(full.names)} residues, too many to align {len(seen)} seen"
+            f"{full.source} has {len(full.names)} residues, too many to align {len(names)} seen"
         )
         return None
-    if not fits(index, seen, full.names):
+    if not matches_sequence(index, names, full.names):
         notes.append(
-            f"{full.source} has other residues than the {len(seen)} seen: the sequence is what "
+            f"{full.source} has other residues than the {len(names)} seen: the sequence is what "
             "is seen"
         )
         return None
     placed = np.flatnonzero(index >= 0)
-    if other := sum(seen[i] != full.names[index[i]] for i in placed):
-        notes.append(f"{other} residues are others than {full.source} says")
-    if len(placed) < len(seen):
-        notes.append(f"{len(seen) - len(placed)} residues are not in {full.source}")
+    if differing := sum(names[i] != full.names[index[i]] for i in placed):
+        notes.append(f"{differing} residues are others than {full.source} says")
+    if len(placed) < len(names):
+        notes.append(f"{len(names) - len(placed)} residues are not in {full.source}")
     return index
 
 
-def _steps(residues: Residues, notes: list[str]) -> Int[np.ndarray, " R"] | None:
-    """Residue numbers from 0 that step over gaps, with one note on them; None without a gap.
+def _gapped_numbers(residues: Residues, notes: list[str]) -> Int[np.ndarray, " R"] | None:
+    """Residue numbers from 0 that step over gaps, with a note on them; None without a gap.
 
     A gap is a step of the author's numbers between residues that no peptide bond joins: some
     numberings skip numbers where nothing is missing.
     """
-    if not len(residues.first):
+    if not len(residues.first_row):
         return None
-    written = residues.table.author_number[residues.first]
-    steps = np.where(residues.bonded(), 1, np.maximum(np.diff(written), 1))
+    author_numbers = residues.table.author_number[residues.first_row]
+    steps = np.where(residues.bonded(), 1, np.maximum(np.diff(author_numbers), 1))
     gaps = np.flatnonzero(steps > 1).tolist()
     if not gaps:
-        notes.append(f"{_SEEN_ONLY}: the sequence is what is seen")
+        notes.append(f"{_NO_SEQUENCE}: the sequence is what is seen")
         return None
-    texts = [f"{steps[gap] - 1} after {written[gap]}" for gap in gaps[:_NAMES]]
-    more = ", …" if len(gaps) > _NAMES else ""
+    texts = [f"{steps[gap] - 1} after {author_numbers[gap]}" for gap in gaps[:_MAX_LISTED]]
+    more = ", …" if len(gaps) > _MAX_LISTED else ""
     notes.append(
-        f"{_SEEN_ONLY}, and {len(gaps)} gaps in the numbers ({', '.join(texts)}"
+        f"{_NO_SEQUENCE}, and {len(gaps)} gaps in the numbers ({', '.join(texts)}"
         f"{more}): the residues there are unknown, residue_index steps over them"
     )
     numbers = np.concatenate([[0], np.cumsum(steps)])
     if numbers[-1] > np.iinfo(np.int32).max:
-        raise MmcifError(f"residue numbers span {numbers[-1]}: no numbers of one chain")
+        raise MmcifError(f"residue numbers span {numbers[-1]}: not the numbers of one chain")
     return numbers.astype(np.int32)
 
 
-def _several_names(
-    rows: Rows,
-    where: Rows,
-    table: AtomTable,
-    names: Sequence[str],
+def _preferred_names(
+    rows: Rows, positions: Rows, table: AtomTable, names: Sequence[str]
 ) -> dict[int, str]:
-    """Of positions with atoms of several residue names: the sequence's, else the first one's."""
+    """The sequence's name, else the first one, by position with atoms of several residue names."""
     code, size = table.component.codes[rows], len(table.component.names)
-    inside = where >= 0
-    pairs = np.unique(where[inside] * size + code[inside])
-    positions, counts = np.unique(pairs // size, return_counts=True)
-    prefer = {}
-    for position in positions[counts > 1].tolist():
-        here = [table.component.names[c] for c in code[where == position]]
-        prefer[position] = names[position] if names[position] in here else here[0]
-    return prefer
+    inside = positions >= 0
+    pairs = np.unique(positions[inside] * size + code[inside])
+    distinct, counts = np.unique(pairs // size, return_counts=True)
+    preferred = {}
+    for position in distinct[counts > 1].tolist():
+        present = [table.component.names[c] for c in code[positions == position]]
+        preferred[position] = names[position] if names[position] in present else present[0]
+    return preferred

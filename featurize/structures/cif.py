@@ -8,20 +8,20 @@ from typing import Any, Final
 from evofeed.base.errors import MmcifError
 
 UNSET: Final = (".", "?")
-"""How mmCIF writes that a value does not apply, or is not known."""
+"""mmCIF values for "does not apply" and "unknown"."""
 RESOLUTIONS: Final = (
     "_refine.ls_d_res_high",
     "_em_3d_reconstruction.resolution",
     "_reflns.d_resolution_high",
 )
-"""Items that give a resolution, in the order in which they count."""
+"""Items that give a resolution, in order of precedence."""
 
 
 def read_block(data: bytes, path: str = "") -> Any:
-    """The first block of mmCIF text, gemmi's.
+    """gemmi's first block of mmCIF text.
 
     Raises:
-        MmcifError: it is no mmCIF; names the line where it can.
+        MmcifError: it is not mmCIF; names the line if gemmi does.
     """
     from gemmi import cif
 
@@ -32,26 +32,26 @@ def read_block(data: bytes, path: str = "") -> Any:
     try:
         document = cif.read_string(data)
     except (ValueError, RuntimeError) as error:
-        line = re.match(r"\w*:(\d+)", str(error))
-        number = int(line[1]) if line else None
-        raise MmcifError(f"not mmCIF: {error}", path=path, line=number) from None
+        match = re.match(r"\w*:(\d+)", str(error))
+        line = int(match[1]) if match else None
+        raise MmcifError(f"not mmCIF: {error}", path=path, line=line) from None
     if len(document) == 0:
         raise MmcifError("no data block in it", path=path)
     return document[0]
 
 
 def values_of(block: Any, tag: str) -> list[str]:
-    """All values of an item, unquoted; empty if it is not there."""
+    """All values of an item, unquoted; empty if it is missing."""
     return [unquoted(value) for value in block.find_values(tag)]
 
 
 def unquoted(value: str) -> str:
-    """A value without the quotes of the file."""
+    """A value without its quotes."""
     from gemmi import cif
 
     return str(cif.as_string(value)) if value[:1] in "'\";" else value
 
 
-def pairs_of(block: Any, one: str, other: str) -> list[tuple[str, str]]:
-    """Two items row by row; none if one of them is missing."""
-    return list(zip(values_of(block, one), values_of(block, other), strict=False))
+def pairs_of(block: Any, first_tag: str, second_tag: str) -> list[tuple[str, str]]:
+    """Two items row by row; empty if either is missing."""
+    return list(zip(values_of(block, first_tag), values_of(block, second_tag), strict=False))

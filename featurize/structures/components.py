@@ -18,7 +18,7 @@ def read_components(path: str | Path) -> ComponentTable:
     """The components of a dictionary, `components.cif`, plain or .gz.
 
     Raises:
-        MmcifError: the file is missing, no mmCIF, or a component lacks a table.
+        MmcifError: the file is missing or not mmCIF, or a component lacks a table.
     """
     import gemmi
 
@@ -28,14 +28,14 @@ def read_components(path: str | Path) -> ComponentTable:
         document = gemmi.cif.read(str(path))
     except (OSError, RuntimeError, ValueError) as error:
         raise MmcifError(f"no dictionary of components: {error}", path=str(path)) from None
-    found = {}
+    components = {}
     for block in document:
         try:
-            found[block.name] = _component(block)
+            components[block.name] = _component(block)
         except (KeyError, ValueError, OverflowError) as error:
-            why = f"component {block.name}: its tables do not fit together: {error}"
-            raise MmcifError(why, path=str(path)) from None
-    return ComponentTable(found)
+            message = f"component {block.name}: its tables do not fit together: {error}"
+            raise MmcifError(message, path=str(path)) from None
+    return ComponentTable(components)
 
 
 def _component(block: Any) -> Component:
@@ -43,9 +43,9 @@ def _component(block: Any) -> Component:
         return values_of(block, f"_chem_comp_atom.{item}") or ["?"] * len(name)
 
     def bonds(item: str) -> list[str]:
-        return values_of(block, f"_chem_comp_bond.{item}") or ["?"] * len(one)
+        return values_of(block, f"_chem_comp_bond.{item}") or ["?"] * len(begin)
 
-    def about(item: str) -> str:
+    def component(item: str) -> str:
         (text, *_) = [*values_of(block, f"_chem_comp.{item}"), ""]
         return "" if text in _UNKNOWN else text
 
@@ -55,19 +55,19 @@ def _component(block: Any) -> Component:
 
     name = values_of(block, "_chem_comp_atom.atom_id")  # UNL: defined, without an atom
     element = values_of(block, "_chem_comp_atom.type_symbol")
-    one, two = (values_of(block, f"_chem_comp_bond.atom_id_{end}") for end in (1, 2))
+    begin, end = (values_of(block, f"_chem_comp_bond.atom_id_{number}") for number in (1, 2))
     if len(element) != len(name):
         raise ValueError(f"{len(name)} names of atoms, {len(element)} elements")
     rows = {atom: row for row, atom in enumerate(name)}
-    if lost := sorted({*one, *two} - rows.keys()):
-        raise ValueError(f"a bond names atom {lost[0]!r}, which it does not have")
-    pairs = [(rows[first], rows[last]) for first, last in zip(one, two, strict=True)]
+    if undefined := sorted({*begin, *end} - rows.keys()):
+        raise ValueError(f"a bond names atom {undefined[0]!r}, which it does not have")
+    pairs = [(rows[first], rows[second]) for first, second in zip(begin, end, strict=True)]
     order = [BOND_ORDERS.get(value.upper(), 0) for value in bonds("value_order")]
     return Component(
         code=block.name,
-        type=about("type"),
-        one_letter=about("one_letter_code"),
-        parent=about("mon_nstd_parent_comp_id"),
+        type=component("type"),
+        one_letter=component("one_letter_code"),
+        parent=component("mon_nstd_parent_comp_id"),
         name=np.array(name, np.str_),
         element=np.array([value.upper() for value in element], np.str_),
         charge=np.array([0 if v in _UNKNOWN else int(v) for v in atoms("charge")], np.int8),
@@ -77,5 +77,5 @@ def _component(block: Any) -> Component:
         bond_aromatic=np.array([value == "Y" for value in bonds("pdbx_aromatic_flag")], bool),
         ideal=coordinates("pdbx_model_Cartn_{}_ideal"),
         model=coordinates("model_Cartn_{}"),
-        model_entry=about("pdbx_model_coordinates_db_code"),
+        model_entry=component("pdbx_model_coordinates_db_code"),
     )

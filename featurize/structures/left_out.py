@@ -1,4 +1,4 @@
-"""Molecules of a structure file that are no protein: ligands, glycans, nucleic acids, by chain."""
+"""Non-protein molecules of a structure file: ligands, glycans, nucleic acids, waters, by chain."""
 
 from __future__ import annotations
 
@@ -14,47 +14,46 @@ from evofeed.featurize.structures.author_chains import residue_counts, residues_
 from evofeed.featurize.structures.residue_names import is_water
 from evofeed.featurize.structures.structure import OtherMolecule
 
-_SHOWN: Final = 12
+_MAX_LISTED: Final = 12
 _KINDS: Final = {
     **{"DNA": "DNA", "RNA": "RNA", "PYR": "glycan", "KET": "glycan"},
     **dict.fromkeys(("AA", "AAD", "PAA", "MAA"), "amino acid"),
 }
-"""gemmi's kinds of residues, all others are ligands."""
+"""Kind of molecule by gemmi's kind of residue; all others are ligands."""
 
 
 def other_molecules(table: AtomTable, placed: Iterable[PlacedRows]) -> tuple[OtherMolecule, ...]:
-    """What a file holds beside the residues of its protein chains, in its order, waters last."""
-    taken = np.zeros(len(table.number), bool)
+    """Molecules of the residues outside protein chains, in the order of the file, waters last."""
+    in_protein = np.zeros(len(table.number), bool)
     for chain in placed:
-        taken[chain.rows] = True
-    every = np.arange(len(table.number))
-    residues = residues_of(every, table, table.chain.codes, table.component.codes)
-    rest = np.flatnonzero(~residues.having(taken)[residues.number] & ~table.absent)
-    found = [
+        in_protein[chain.rows] = True
+    rows = np.arange(len(table.number))
+    residues = residues_of(rows, table, table.chain.codes, table.component.codes)
+    others = np.flatnonzero(~residues.having(in_protein)[residues.ordinal] & ~table.absent)
+    chains = table.chain.codes[others]
+    molecules = [
         OtherMolecule(_kind(component), component, chain, count)
         for code, chain in enumerate(table.chain.names)
-        for component, count in residue_counts(
-            rest[table.chain.codes[rest] == code], table
-        ).most_common()
+        for component, count in residue_counts(others[chains == code], table).most_common()
     ]
-    return tuple(sorted(found, key=lambda molecule: molecule.kind == "water"))
+    return tuple(sorted(molecules, key=lambda molecule: molecule.kind == "water"))
 
 
 def in_words(molecules: Iterable[OtherMolecule]) -> str:
     """The molecules in one line: `ligand 0G6 (H), glycan 2 NAG (A), DNA (C, D)`."""
-    lines: dict[tuple[str, str], list[str]] = {}
+    chains: dict[str, list[str]] = {}
     waters = 0
-    for one in molecules:
-        if one.kind == "water":
-            waters += one.count
-        elif one.kind in ("DNA", "RNA"):
-            lines.setdefault((one.kind, ""), []).append(one.chain)
-        else:
-            times = f"{one.count} " if one.count > 1 else ""
-            lines.setdefault((one.kind, f" {times}{one.component}"), []).append(one.chain)
-    texts = [f"{kind}{what} ({', '.join(dict.fromkeys(c))})" for (kind, what), c in lines.items()]
-    texts, more = texts[:_SHOWN], len(texts) - _SHOWN
-    texts += [f"{more} more kinds"] if more > 0 else []
+    for molecule in molecules:
+        kind, count = molecule.kind, molecule.count
+        if kind == "water":
+            waters += count
+            continue
+        if kind not in ("DNA", "RNA"):
+            kind += f" {count} {molecule.component}" if count > 1 else f" {molecule.component}"
+        chains.setdefault(kind, []).append(molecule.chain)
+    texts = [f"{kind} ({', '.join(dict.fromkeys(ids))})" for kind, ids in chains.items()]
+    texts, omitted = texts[:_MAX_LISTED], len(texts) - _MAX_LISTED
+    texts += [f"{omitted} more kinds"] if omitted > 0 else []
     return ", ".join([*texts, f"{waters} waters"] if waters else texts)
 
 

@@ -1,4 +1,4 @@
-"""Which protein chains structure files hold. They must be parsed: many files by many processes."""
+"""Protein chains of many structure files, which several processes parse."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from evofeed.featurize.formats.reading import file_ref, read_bytes
 from evofeed.featurize.structures.structure_places import parse_structure
 
 Listed = dict[str, str] | InputError
-"""Chain ids of a file in its order with their sequences, or what is wrong with it."""
+"""Sequences by chain id, in the order of the file, or the error of reading it."""
 
-_FEW: Final = 500
-"""Files that are read before a process that could help has started."""
-_PART: Final = 2000
-"""Files of one process at most: what a worker that is killed has done is done again."""
-_MAIN: Final = "from evofeed.featurize.structures.listing import serve; serve()"
+_SERIAL_FILES: Final = 500
+"""Up to so many files are read in this process: a worker takes longer to start."""
+_MAX_BATCH: Final = 2000
+"""Files of one worker: if it is killed, they are read again."""
+_WORKER: Final = "from evofeed.featurize.structures.listing import serve; serve()"
 
 
 def list_chains(
-    paths: Sequence[Path], *, workers: int | None = None, few: int = _FEW
+    paths: Sequence[Path], *, workers: int | None = None, serial_files: int = _SERIAL_FILES
 ) -> Iterator[Listed]:
     """The protein chains of each file, in the order of the files."""
     workers = workers or len(os.sched_getaffinity(0))
-    if workers == 1 or len(paths) <= few:
+    if workers == 1 or len(paths) <= serial_files:
         yield from map(chains_in, paths)
         return
-    each = min(_PART, -(-len(paths) // workers))
-    pool = ThreadPoolExecutor(workers)  # each waits for a process
+    size = min(_MAX_BATCH, -(-len(paths) // workers))
+    batches = (paths[start : start + size] for start in range(0, len(paths), size))
+    pool = ThreadPoolExecutor(workers)  # each thread waits for a process
     try:
-        for listed in pool.map(
-            _by_a_process, (paths[n : n + each] for n in range(0, len(paths), each))
-        ):
+        for listed in pool.map(_list_in_process, batches):
             yield from listed
     finally:
         pool.shutdown(cancel_futures=True)
@@ -53,23 +52,23 @@ def chains_in(path: Path) -> Listed:
         return error
 
 
-def _by_a_process(part: Sequence[Path]) -> list[Listed]:
-    """Listed by a fresh interpreter: a fork of a process with threads may wait forever."""
+def _list_in_process(paths: Sequence[Path]) -> list[Listed]:
+    """Chains listed by a new interpreter: a fork of a process with threads may deadlock."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-c", _MAIN],
-        input=pickle.dumps(part),
+    process = subprocess.run(
+        [sys.executable, "-c", _WORKER],
+        input=pickle.dumps(paths),
         stdout=subprocess.PIPE,
         env=environment,
         check=False,
     )
-    if done.returncode:  # killed, or out of memory: here the reason is seen
-        return list(map(chains_in, part))
-    listed: list[Listed] = pickle.loads(done.stdout)
+    if process.returncode:  # killed, or out of memory: this process then raises the reason
+        return list(map(chains_in, paths))
+    listed: list[Listed] = pickle.loads(process.stdout)
     return listed
 
 
 def serve() -> None:
-    """List the files whose pickled paths are on standard input."""
+    """Lists the files whose pickled paths are on standard input."""
     listed = list(map(chains_in, pickle.load(sys.stdin.buffer)))
     sys.stdout.buffer.write(pickle.dumps(listed))

@@ -1,8 +1,8 @@
 """mmCIF text -> `Structure`: sequences from the polymer tables, atoms of the first model.
 
-gemmi reads the syntax; what the items mean is decided here, as AF2 SI 1.2.1
-and OpenFold do. `atom_table` turns the atom table into arrays. Where its labels tie
-atoms to sequences they are placed by them, else by the author's ids (`author_chains`).
+gemmi reads the syntax; the items are interpreted here, as in AF2 SI 1.2.1 and
+OpenFold. `atom_table` turns the atom table into arrays. Atoms are placed on the
+sequences by their labels, or without labels by the author's ids (`author_chains`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BIOPYTHON_ITEMS: Final = (
     "id label_atom_id label_comp_id auth_asym_id Cartn_x Cartn_y Cartn_z label_alt_id "
     "pdbx_PDB_ins_code B_iso_or_equiv occupancy group_PDB"
 ).split()
-"""What Biopython's structure builder reads, in its order."""
+"""Items that Biopython's structure builder reads, in its order."""
 _NO_CONFIDENCE: Final = "a prediction without B factors or pLDDT: no residue is masked"
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}$")
 
@@ -41,7 +41,7 @@ def parse_mmcif(
     config: FeaturizeConfig | None = None,
     is_distillation: bool = False,
 ) -> Structure:
-    """The protein chains of an mmCIF file of the entry `file_id`, as `parse_structure` says."""
+    """The protein chains of an mmCIF file of the entry `file_id`; see `parse_structure`."""
     config = config or FeaturizeConfig()
     block = read_block(data, path)
     masked = is_distillation and config.mask_mmcif
@@ -54,13 +54,13 @@ def parse_mmcif(
         if config.require_entry_id and not (release_date or values_of(block, "_entry.id")):
             raise MmcifError("neither revision history nor _entry.id")
         polymers = protein_polymers(block, path, config)
-        bare = config.sequence_from_atoms and not values_of(block, "_entity_poly_seq.mon_id")
-        if not polymers and not bare:
+        from_atoms = config.sequence_from_atoms and not values_of(block, "_entity_poly_seq.mon_id")
+        if not polymers and not from_atoms:
             raise NoProtein(_no_protein(block))
         table = read_atom_table(block, path, config, b_factor=masked)
         if masked:
             table = _with_local_plddt(block, table)
-        if bare or table.unlabelled:
+        if from_atoms or table.unlabelled:
             chains = _by_author(block, path, table, polymers, config)
         else:
             chains = _by_label(table, polymers, config)
@@ -71,12 +71,12 @@ def parse_mmcif(
         raise
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise MmcifError(
-            f"an item has no sensible value: {type(error).__name__}: {error}", path=path
+            f"an item has an invalid value: {type(error).__name__}: {error}", path=path
         ) from None
     notes = (_NO_CONFIDENCE,) if masked and table.b_factor is None else ()
     threshold = config.confidence_threshold if masked else None
 
-    def place(author: str) -> Chain:
+    def build_chain(author: str) -> Chain:
         chain = place_chain(table, chains[author], threshold)
         return dataclasses.replace(chain, notes=(*chain.notes, *notes))
 
@@ -86,7 +86,7 @@ def parse_mmcif(
         release_date=release_date,
         resolution=_resolution(block),
         sequences={author: placed.sequence for author, placed in chains.items()},
-        place=place,
+        build_chain=build_chain,
         left_out=other_polymers(block, chains),
         others=other_molecules(table, chains.values()),
     )
@@ -95,7 +95,7 @@ def parse_mmcif(
 def _by_label(
     table: AtomTable, polymers: Mapping[str, Polymer], config: FeaturizeConfig
 ) -> dict[str, PlacedRows]:
-    """Chains whose atoms have labels; two polymers under one author id are one chain to AF2."""
+    """Chains whose atoms have labels; polymers of one author's id are one chain, as in AF2."""
     last = np.zeros(len(table.label.names), np.int64)
     last[table.label.codes] = table.chain.codes  # of equal indices numpy keeps the last
     parts: dict[str, list[str]] = {}
@@ -106,15 +106,15 @@ def _by_label(
         elif config.require_observed_chains:
             raise MmcifError(f"no atoms of protein chain {label!r}")
     absent = table.absent & (table.number != NO_NUMBER)
-    there = (table.number != NO_NUMBER) & ~table.absent
+    present = (table.number != NO_NUMBER) & ~table.absent
     chains = {}
     for author, labels in parts.items():
-        here = table.chain.codes == table.chain.code(author)
-        first = np.full(len(table.label.names), NO_NUMBER, np.int64)
+        in_chain = table.chain.codes == table.chain.code(author)
+        start_of_label = np.full(len(table.label.names), NO_NUMBER, np.int64)
         for label in labels:
-            first[table.label.code(label)] = polymers[label].start
-        start = first[table.label.codes]
-        rows = np.flatnonzero(here & there & (start != NO_NUMBER))
+            start_of_label[table.label.code(label)] = polymers[label].start
+        start = start_of_label[table.label.codes]
+        rows = np.flatnonzero(in_chain & present & (start != NO_NUMBER))
         polymer = polymers[labels[-1]]  # the last gives the sequence
         chains[author] = PlacedRows(
             chain_id=author,
@@ -122,7 +122,7 @@ def _by_label(
             rows=rows,
             index=table.number[rows] - start[rows],
             prefer=polymer.prefer,
-            absent=int((here & absent).sum()),
+            absent=int((in_chain & absent).sum()),
         )
     return chains
 
@@ -134,7 +134,7 @@ def _by_author(
     polymers: Mapping[str, Polymer],
     config: FeaturizeConfig,
 ) -> dict[str, PlacedRows]:
-    """Chains of a file without the labels or the sequences that tie atoms to polymers."""
+    """Chains of a file without labels, or without the polymers' sequences."""
     notes = ["residue labels are missing: the author's ids count"] if table.unlabelled else []
     if any(name in UNSET for name in table.label.names):
         notes = ["chain and residue labels are missing: the author's ids count"]
@@ -160,19 +160,19 @@ def _by_author(
 def _with_local_plddt(block: Any, table: AtomTable) -> AtomTable:
     """The atoms with pLDDT in place of B factors, where `_ma_qa_metric_local` has it.
 
-    Residues it does not list keep their B factors, or have 0.
+    Other residues keep their B factors, or get 0.
     """
-    local = _local_plddt(block)
-    if not local:
+    plddt_of = _local_plddt(block)
+    if not plddt_of:
         return table
     values = np.zeros(len(table.number)) if table.b_factor is None else table.b_factor.copy()
     number = np.where(table.number == NO_NUMBER, table.author_number, table.number)
     for code, label in enumerate(table.label.names):
         rows = np.flatnonzero(table.label.codes == code)
         numbers, residue = np.unique(number[rows], return_inverse=True)
-        known = [local.get((label, number), np.nan) for number in numbers.tolist()]
-        found = np.array(known, np.float64)[residue]
-        values[rows] = np.where(np.isnan(found), values[rows], found)
+        by_residue = [plddt_of.get((label, number), np.nan) for number in numbers.tolist()]
+        plddt = np.array(by_residue, np.float64)[residue]
+        values[rows] = np.where(np.isnan(plddt), values[rows], plddt)
     return dataclasses.replace(table, b_factor=values)
 
 
@@ -199,8 +199,8 @@ def _local_plddt(block: Any) -> dict[tuple[str, int], float]:
 
 def _no_protein(block: Any) -> str:
     kinds = ", ".join(dict.fromkeys(values_of(block, "_entity_poly.type")))
-    seen = f"its polymers are {kinds}" if kinds else "no residue of its atoms is an amino acid"
-    return f"No protein chains found in this file. To be left out: {seen}"
+    reason = f"its polymers are {kinds}" if kinds else "no residue of its atoms is an amino acid"
+    return f"No protein chains found in this file. To be left out: {reason}"
 
 
 def _resolution(block: Any) -> float:

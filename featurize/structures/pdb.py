@@ -1,4 +1,4 @@
-"""Legacy PDB text -> `Structure`: the amino acids of each chain, or what OpenFold makes of it."""
+"""Legacy PDB text -> `Structure`: the amino acids of each chain, or OpenFold's reading of it."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def parse_pdb(
     config: FeaturizeConfig | None = None,
     is_distillation: bool = False,
 ) -> Structure:
-    """The protein chains of a legacy PDB file's first model, as `parse_structure` says."""
+    """The protein chains of a legacy PDB file's first model; see `parse_structure`."""
     config = config or FeaturizeConfig()
     if b"\0" in data:
         raise MmcifError("holds NUL bytes: not a PDB text file", path=path)
     table = read_pdb_table(data, path, config.caps)
     threshold = config.confidence_threshold if is_distillation else None
     if config.strict_pdb:
-        _refuse(table, max(1, (b"\n" + data).count(b"\nMODEL ")), path)
+        _check_strict(table, max(1, (b"\n" + data).count(b"\nMODEL ")), path)
     if config.all_pdb_residues:
         return _as_openfold(table, file_id, path, threshold)
     header = read_pdb_header(data)
     table, blank = _with_usable_ids(table, header.modified)
     sequences = {
-        name: FullSequence(names, header.unseen.get(name, ()))
+        name: FullSequence(names, header.missing.get(name, ()))
         for name, names in header.seqres.items()
         if any(is_amino_acid(n) or n in header.modified for n in names)
     }
@@ -49,15 +49,15 @@ def parse_pdb(
     if blank and "" in sequences:
         sequences[blank] = sequences.pop("")
     try:
-        chains, rest = author_chains(table, sequences, config.caps, header.modified)
+        chains, residues_of_others = author_chains(table, sequences, config.caps, header.modified)
     except MmcifError as error:
         error.path = path or None
         raise
-    others = [f"{name} ({residues})" for name, residues in rest.items()]
+    others = [f"{name} ({residues})" for name, residues in residues_of_others.items()]
     if not chains:
         raise NoProtein(f"no protein in it, only chain {', '.join(others)}", path=path)
 
-    def place(name: str) -> Chain:
+    def build_chain(name: str) -> Chain:
         chain = place_chain(table, chains[name], threshold)
         notes = list(chain.notes)
         if name == blank:
@@ -71,8 +71,8 @@ def parse_pdb(
         release_date=header.release_date,
         is_deposition=header.is_deposition,
         resolution=header.resolution,
-        sequences={name: part.sequence for name, part in chains.items()},
-        place=place,
+        sequences={name: chain.sequence for name, chain in chains.items()},
+        build_chain=build_chain,
         kind="pdb",
         left_out=tuple(f"chain {other}" for other in others),
         others=other_molecules(table, chains.values()),
@@ -80,50 +80,50 @@ def parse_pdb(
 
 
 def _as_openfold(table: AtomTable, file_id: str, path: str, threshold: float | None) -> Structure:
-    """As OpenFold's `from_pdb_string` by Biopython: what is seen is the sequence.
+    """As OpenFold's `from_pdb_string` by Biopython: the sequence is that of the observed residues.
 
-    Meant for predictions. Every residue with one of the 37 atoms is one of the chain.
+    Meant for predictions. Every residue with one of the 37 atoms is part of the chain.
     """
     components = table.component
-    # Names under which MSE's selenium and arginine's nitrogens are left as they are.
+    # Other names, so that MSE's selenium and arginine's nitrogens are left unchanged.
     table = dataclasses.replace(
         table, component=components._replace(names=[f"{name}'" for name in components.names])
     )
-    known = np.flatnonzero(table.atom37 >= 0)
-    if not len(known):
+    atoms = np.flatnonzero(table.atom37 >= 0)
+    if not len(atoms):
         raise MmcifError("no residue with a known atom in it", path=path)
-    if table.absent[known].any():
+    if table.absent[atoms].any():
         raise MmcifError("a coordinate is not a number", path=path)
     chains: dict[str, PlacedRows] = {}
     hetero = np.where(table.hetero, components.codes + 1, 0)
-    for code in dict.fromkeys(table.chain.codes[known].tolist()):
-        rows = known[table.chain.codes[known] == code]
+    for code in dict.fromkeys(table.chain.codes[atoms].tolist()):
+        rows = atoms[table.chain.codes[atoms] == code]
         residues = residues_of(rows, table, hetero)
-        last = np.zeros(len(residues.first), np.int64)
-        last[residues.number] = rows  # of equal indices numpy keeps the last
+        last = np.zeros(len(residues.first_row), np.int64)
+        last[residues.ordinal] = rows  # of equal indices numpy keeps the last
         letters = [standard_letter(components.names[c]) for c in components.codes[last]]
         name = table.chain.names[code]
-        chains[name] = PlacedRows(name, "".join(letters), rows, residues.number)
+        chains[name] = PlacedRows(name, "".join(letters), rows, residues.ordinal)
     return Structure(
         file_id=file_id,
         method="",
         release_date="",
         resolution=0.0,
         sequences={name: chain.sequence for name, chain in chains.items()},
-        place=lambda name: place_chain(table, chains[name], threshold),
+        build_chain=lambda name: place_chain(table, chains[name], threshold),
         kind="pdb",
     )
 
 
 def _with_usable_ids(table: AtomTable, modified: frozenset[str]) -> tuple[AtomTable, str]:
-    """Chain ids of one character or two, and the letter that a blank one became.
+    """The table with chain ids of one character or two, and the letter that replaces a blank id.
 
-    Column 21 is the first of two where the file has more chains than characters, and the
-    fourth of a residue's name in simulations (`TIP3`): only amino acids tell which.
+    Column 21 is the first character of the id where the file has more chains than characters,
+    and the fourth of a residue's name in simulations (`TIP3`): chains with amino acids have ids.
     """
     amino = table.component.where(lambda name: is_amino_acid(name) or name in modified)
-    of_proteins = {table.chain.names[code] for code in np.unique(table.chain.codes[amino]).tolist()}
-    names = [n if len(n) != 2 or n in of_proteins else n[1] for n in table.chain.names]
+    proteins = {table.chain.names[code] for code in np.unique(table.chain.codes[amino]).tolist()}
+    names = [n if len(n) != 2 or n in proteins else n[1] for n in table.chain.names]
     free = ""
     if "" in names:
         free = next((letter for letter in _FREE_IDS if letter not in names), "")
@@ -133,17 +133,17 @@ def _with_usable_ids(table: AtomTable, modified: frozenset[str]) -> tuple[AtomTa
     return dataclasses.replace(table, chain=chains, label=chains), free
 
 
-def _refuse(table: AtomTable, models: int, path: str) -> None:
-    """Raise for what OpenFold does not take.
+def _check_strict(table: AtomTable, models: int, path: str) -> None:
+    """Checks that OpenFold reads the file.
 
     Raises:
         MmcifError: several models, an insertion code, or a chain id other than A to Z.
     """
     if models > 1:
         raise MmcifError(f"{models} models, OpenFold takes one", path=path)
-    odd = np.flatnonzero(table.insertion.codes)
-    if len(odd):
-        number = table.author_number[odd[0]]
+    inserted = np.flatnonzero(table.insertion.codes)
+    if len(inserted):
+        number = table.author_number[inserted[0]]
         raise MmcifError(f"insertion code at residue {number}, OpenFold takes none", path=path)
     for name in table.chain.names:
         if not (len(name) == 1 and "A" <= name <= "Z"):

@@ -1,7 +1,7 @@
-"""Records of legacy PDB text: atoms -> `AtomTable`, cut by column, and what stands before them.
+"""Records of legacy PDB text: the header, and atoms -> `AtomTable`, split by column.
 
-gemmi's reader takes `1.0.0` for 1, `x` for residue 0 and `.` for 0 Å without a word; here a field
-that is no number is an error that names its line.
+gemmi's reader silently takes `1.0.0` for 1, `x` for residue 0 and `.` for 0 Å; here a field
+that is not a number is an error that names its line.
 """
 
 from __future__ import annotations
@@ -20,61 +20,61 @@ from evofeed.featurize.structures.residue_names import is_amino_acid
 
 _ENDS: Final = ("ENDMDL", "END   ")
 _ABSENT: Final = ("nan", "+nan", "-nan", ".", "?")
-"""How writers put a coordinate that is not known."""
+"""Unknown coordinates as various programs write them."""
 _MONTHS: Final = ("JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC").split()
 _DATE: Final = re.compile(r"(\d\d)-([A-Z]{3})-(\d\d)$")
 _FIRST_YEAR: Final = 71
-"""The PDB began in 1971: two digits below are of this century."""
+"""The PDB began in 1971: lower years of two digits are of the 21st century."""
 _RESOLUTION: Final = re.compile(r"REMARK   2 RESOLUTION\.\s+(\d+\.?\d*) ANGSTROM")
-_UNSEEN: Final = re.compile(r"REMARK 465 +(?:\d+ +)?(\w{1,3}) (.) +(-?\d+)([A-Za-z]?) *$")
+_MISSING: Final = re.compile(r"REMARK 465 +(?:\d+ +)?(\w{1,3}) (.) +(-?\d+)([A-Za-z]?) *$")
 
 
 def read_pdb_table(data: bytes, path: str, caps: InputCaps) -> AtomTable:
     """The atom records of the first model; labels are the author's.
 
-    Chain ids are columns 21 and 22, segment ids where all of those are blank and several
-    segments are named.
+    Chain ids are columns 21 and 22; if these are blank in all records and there are several
+    segments, the segment ids.
 
     Raises:
-        MmcifError: none, too many, or a field that is no number; names the line.
+        MmcifError: no atoms, too many, or a field that is not a number; names the line.
     """
-    cut = _Fields.of(data, path)
-    size = len(cut.lines)
+    fields = _Fields.of(data, path)
+    size = len(fields.lines)
     if not size:
-        begins = ascii(data.lstrip()[:30].decode("latin-1"))
-        what = f"no ATOM record in it, it begins {begins}: give the file with the coordinates"
-        raise MmcifError(what, path=path)
-    if why := caps.excess("max_atoms", size, f"{size} atoms"):
-        raise MmcifError(why, path=path)
-    axes = [cut.floats(30 + 8 * n, 38 + 8 * n, axis) for n, axis in enumerate("xyz")]
-    beyond = (np.abs(axes) >= MAX_COORDINATE).any(axis=0)
-    if beyond.any():
-        line = cut.line_numbers[int(beyond.argmax())]
+        head = ascii(data.lstrip()[:30].decode("latin-1"))
+        message = f"no ATOM record in it, it begins {head}: give the file with the coordinates"
+        raise MmcifError(message, path=path)
+    if message := caps.excess("max_atoms", size, f"{size} atoms"):
+        raise MmcifError(message, path=path)
+    axes = [fields.floats(30 + 8 * n, 38 + 8 * n, axis) for n, axis in enumerate("xyz")]
+    too_large = (np.abs(axes) >= MAX_COORDINATE).any(axis=0)
+    if too_large.any():
+        line = fields.line_numbers[int(too_large.argmax())]
         raise MmcifError("a coordinate is beyond 10^7 ångström", path=path, line=line)
-    chain, segments = cut.coded(20, 22), cut.coded(72, 76)
+    chain, segments = fields.coded(20, 22), fields.coded(72, 76)
     if chain.names == [""] and len(segments.names) > 1:
         chain = segments
     return AtomTable(
         chain=chain,
         label=chain,
         number=np.full(size, NO_NUMBER),
-        author_number=cut.numbers(22, 26, hybrid36, "residue number").astype(np.int64),
-        insertion=cut.coded(26, 27, ("",)),
-        component=cut.coded(17, 20),
-        atom=cut.coded(12, 16),
-        altloc=cut.coded(16, 17, ("",)).codes,
-        hetero=cut.coded(0, 6).where(lambda kind: kind == "HETATM"),
+        author_number=fields.numbers(22, 26, hybrid36, "residue number").astype(np.int64),
+        insertion=fields.coded(26, 27, ("",)),
+        component=fields.coded(17, 20),
+        atom=fields.coded(12, 16),
+        altloc=fields.coded(16, 17, ("",)).codes,
+        hetero=fields.coded(0, 6).where(lambda kind: kind == "HETATM"),
         xyz=np.stack(axes, axis=-1),
-        occupancy=cut.floats(54, 60, "occupancy", 1.0),
-        b_factor=cut.floats(60, 66, "B factor", 0.0),
-        ters=np.array(cut.ters, np.int64),
+        occupancy=fields.floats(54, 60, "occupancy", 1.0),
+        b_factor=fields.floats(60, 66, "B factor", 0.0),
+        ters=np.array(fields.ters, np.int64),
         unlabelled=True,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Columns of the atom records of the first model; `ters` are rows before TER records."""
+    """Atom records of the first model, read by column; `ters`: rows that follow a TER record."""
 
     lines: list[str]
     line_numbers: list[int]
@@ -102,17 +102,17 @@ class _Fields:
     def coded(self, start: int, end: int, blank: tuple[str, ...] = ()) -> Coded:
         return Coded.of(self.texts(start, end), blank)
 
-    def numbers(self, start: int, end: int, parse: Callable[[str], Any], what: str) -> np.ndarray:
+    def numbers(self, start: int, end: int, parse: Callable[[str], Any], field: str) -> np.ndarray:
         values = []
-        for text, number in zip(self.texts(start, end), self.line_numbers, strict=True):
+        for text, line in zip(self.texts(start, end), self.line_numbers, strict=True):
             value = parse(text)
             if value is None:
-                why = f"{what} {text!r} is not a number: not the columns of a PDB file"
-                raise MmcifError(why, path=self.path, line=number)
+                message = f"{field} {text!r} is not a number: not the columns of a PDB file"
+                raise MmcifError(message, path=self.path, line=line)
             values.append(value)
         return np.array(values)
 
-    def floats(self, start: int, end: int, what: str, default: float | None = None) -> np.ndarray:
+    def floats(self, start: int, end: int, field: str, default: float | None = None) -> np.ndarray:
         """Numbers; NaN for `nan`, `.` and `?`, and `default` for these and blanks where given."""
         absent = float("nan") if default is None else default
 
@@ -124,7 +124,7 @@ class _Fields:
             except ValueError:
                 return None
 
-        return self.numbers(start, end, parse, what)
+        return self.numbers(start, end, parse, field)
 
 
 def hybrid36(text: str) -> int | None:
@@ -148,20 +148,20 @@ def hybrid36(text: str) -> int | None:
 
 @dataclass(slots=True)
 class PdbHeader:
-    """What the records before the atoms tell.
+    """Values of the records before the atoms.
 
     Attributes:
-        seqres: residue names by chain, columns 11 and 12 without blanks.
-        unseen: by chain, residues of REMARK 465: number, insertion code, name.
-        modified: names that MODRES gives a parent among the amino acids.
+        seqres: residue names by chain; the chain id is columns 11 and 12 without blanks.
+        missing: by chain, residues of REMARK 465: number, insertion code, name.
+        modified: names to which MODRES gives an amino acid as parent.
         release_date: ISO, of the oldest REVDAT, else of HEADER.
-        is_deposition: that is HEADER's, so the entry was released some time later.
+        is_deposition: `release_date` is HEADER's: the entry was released some time later.
         resolution: ångström, 0.0 if REMARK 2 has none.
         method: of EXPDTA, lower case, comma between several.
     """
 
     seqres: dict[str, list[str]]
-    unseen: dict[str, list[tuple[int, str, str]]]
+    missing: dict[str, list[tuple[int, str, str]]]
     modified: frozenset[str]
     release_date: str = ""
     is_deposition: bool = False
@@ -170,7 +170,7 @@ class PdbHeader:
 
 
 def read_pdb_header(data: bytes) -> PdbHeader:
-    """The header records; whatever is missing or unreadable is empty."""
+    """The header records; missing and unreadable values are empty."""
     header = PdbHeader({}, {}, frozenset())
     revisions, deposited, method = [], "", ""
     for raw in data.splitlines():
@@ -189,11 +189,11 @@ def read_pdb_header(data: bytes) -> PdbHeader:
             revisions.append(_iso_date(line[13:22]))
         elif kind == "EXPDTA":
             method += line[10:79].strip().lower() + " "
-        elif kind == "REMARK" and (found := _RESOLUTION.match(line)):
-            header.resolution = float(found[1])
-        elif kind == "REMARK" and (found := _UNSEEN.match(line.rstrip())):
-            residue = (int(found[3]), found[4] or " ", found[1])
-            header.unseen.setdefault(found[2].strip(), []).append(residue)
+        elif kind == "REMARK" and (match := _RESOLUTION.match(line)):
+            header.resolution = float(match[1])
+        elif kind == "REMARK" and (match := _MISSING.match(line.rstrip())):
+            residue = (int(match[3]), match[4] or " ", match[1])
+            header.missing.setdefault(match[2].strip(), []).append(residue)
     dates = [date for date in revisions if date]
     header.release_date = min(dates, default=deposited)
     header.is_deposition = bool(deposited) and not dates
@@ -203,8 +203,9 @@ def read_pdb_header(data: bytes) -> PdbHeader:
 
 def _iso_date(text: str) -> str:
     """`07-MAR-84` as 1984-03-07; '' if it is not a date."""
-    found = _DATE.match(text.strip())
-    if found is None or found[2] not in _MONTHS:
+    match = _DATE.match(text.strip())
+    if match is None or match[2] not in _MONTHS:
         return ""
-    century = 19 if int(found[3]) >= _FIRST_YEAR else 20
-    return f"{century}{found[3]}-{_MONTHS.index(found[2]) + 1:02}-{found[1]}"
+    day, month, year = match.groups()
+    century = 19 if int(year) >= _FIRST_YEAR else 20
+    return f"{century}{year}-{_MONTHS.index(month) + 1:02}-{day}"

@@ -1,4 +1,4 @@
-"""The protein chains of an mmCIF file by its polymer tables, or by its atoms where it has none."""
+"""The polymers of an mmCIF file by its polymer tables."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Polymer:
 
     Attributes:
         start: number of the first residue.
-        prefer: by position, the name that counts where there are several.
-        names: of the residues, one a position.
+        prefer: name to use, by position with several residue names.
+        names: residue names, one per position.
     """
 
     sequence: str
@@ -43,7 +43,7 @@ def _table(block: Any, category: str, items: tuple[str, ...], path: str) -> list
 def protein_polymers(
     block: Any, path: str, config: FeaturizeConfig, *, by_strand: bool = False
 ) -> dict[str, Polymer]:
-    """Polymer of every internal chain id, protein chains only; `by_strand`: of the author's ids."""
+    """The protein polymers by `label_asym_id`; `by_strand`: by author's chain id."""
     entities: dict[str, list[tuple[int, str]]] = {}
     columns = ("entity_id", "num", "mon_id")
     for entity, number, name in _table(block, "_entity_poly_seq", columns, path):
@@ -53,8 +53,9 @@ def protein_polymers(
     chains = {}
     for entity, monomers in entities.items():
         size = len(monomers)
-        if why := config.caps.excess("max_columns", size, f"entity {entity} has {size} residues"):
-            raise MmcifError(why, path=path)
+        excess = config.caps.excess("max_columns", size, f"entity {entity} has {size} residues")
+        if excess:
+            raise MmcifError(excess, path=path)
         # DNA and RNA have no peptide-like component.
         names = dict.fromkeys(name for _, name in monomers)
         if any(is_protein(name, entity) for name in names):
@@ -64,16 +65,16 @@ def protein_polymers(
 
 
 def _protein_test(block: Any, path: str, config: FeaturizeConfig) -> Callable[[str, str], bool]:
-    """Whether a residue of a name makes its entity a protein."""
+    """A function of residue name and entity: True if the residue makes the entity a protein."""
     if config.strict_component_types:
         strict = {row[0]: row[1] for row in _table(block, "_chem_comp", ("id", "type"), path)}
 
-        def named(name: str, _: str) -> bool:
+        def by_component(name: str, _: str) -> bool:
             if name not in strict:
                 raise MmcifError(f"residue {name!r} is not in _chem_comp")
             return "peptide" in strict[name]
 
-        return named
+        return by_component
     types, entities = (
         {name: kind.lower() for name, kind in pairs_of(block, *items) if kind not in UNSET}
         for items in (
@@ -82,38 +83,38 @@ def _protein_test(block: Any, path: str, config: FeaturizeConfig) -> Callable[[s
         )
     )
 
-    def known(name: str, entity: str) -> bool:
+    def by_any_table(name: str, entity: str) -> bool:
         if name in types:
             return "peptide" in types[name]
         if entity in entities:
             return "polypeptide" in entities[entity]
         return is_amino_acid(name)
 
-    return known
+    return by_any_table
 
 
-def other_polymers(block: Any, known: Collection[str]) -> tuple[str, ...]:
-    """The author's chains of `_entity_poly` that are not among `known`, by kind, in words."""
-    found: dict[str, list[str]] = {}
+def other_polymers(block: Any, chains: Collection[str]) -> tuple[str, ...]:
+    """A line for each kind of polymer, with its author's chain ids that are not in `chains`."""
+    by_kind: dict[str, list[str]] = {}
     kinds, strands = (values_of(block, f"_entity_poly.{x}") for x in ("type", "pdbx_strand_id"))
     for number, kind in enumerate(kinds):
-        chains = strands[number].split(",") if len(strands) == len(kinds) else []
-        names = [chain.strip() for chain in chains if chain.strip() not in UNSET]
+        texts = strands[number].split(",") if len(strands) == len(kinds) else []
+        names = [text.strip() for text in texts if text.strip() not in UNSET]
         if names or "nucleotide" in kind:
-            found.setdefault(kind, []).extend(name for name in names if name not in known)
+            by_kind.setdefault(kind, []).extend(name for name in names if name not in chains)
     return tuple(
         f"chain {', '.join(names) or '?'} ({kind}{', without atoms' if 'peptide' in kind else ''})"
-        for kind, names in found.items()
+        for kind, names in by_kind.items()
         if names or "nucleotide" in kind
     )
 
 
 def _members(block: Any, path: str, config: FeaturizeConfig) -> dict[str, list[str]]:
-    """Internal chain ids of each entity."""
+    """`label_asym_id`s of each entity."""
     rows: Sequence[tuple[str, ...]]
     if config.require_labels or block.find_values("_struct_asym.entity_id"):
         rows = _table(block, "_struct_asym", ("id", "entity_id"), path)
-    else:  # missing, or without entities as cctbx writes it: atoms tell
+    else:  # missing, or without entities as cctbx writes it: read the atom table
         rows = pairs_of(block, "_atom_site.label_asym_id", "_atom_site.label_entity_id")
     members: dict[str, list[str]] = {}
     for chain, entity in dict.fromkeys(rows):
@@ -132,12 +133,13 @@ def _polymer(monomers: list[tuple[int, str]], config: FeaturizeConfig) -> Polyme
     letter = standard_letter if config.whole_chain else one_letter
     if not config.collapse_heterogeneity:
         return Polymer("".join(letter(name) for _, name in monomers), start, {})
-    first: dict[int, str] = {}
-    rivals: dict[int, str] = {}
+    first_names: dict[int, str] = {}
+    prefer: dict[int, str] = {}
     for number, name in monomers:
-        if first.setdefault(number, name) != name:
-            rivals[number - start] = first[number]
-    if len(first) != max(first) - start + 1 or list(first) != sorted(first):
+        if first_names.setdefault(number, name) != name:
+            prefer[number - start] = first_names[number]
+    numbers = list(first_names)
+    if len(numbers) != max(numbers) - start + 1 or numbers != sorted(numbers):
         raise MmcifError("_entity_poly_seq.num does not count up by one")
-    names = tuple(first.values())
-    return Polymer("".join(map(letter, names)), start, rivals, names)
+    names = tuple(first_names.values())
+    return Polymer("".join(map(letter, names)), start, prefer, names)

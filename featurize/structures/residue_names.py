@@ -1,4 +1,4 @@
-"""Three-letter residue names: one letter, modified ones to their parent, and what kind they are."""
+"""Three-letter residue names: their letters, modified ones as their parents, and their kinds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _FORCE_FIELD: Final = {
     **dict.fromkeys(("HSD", "HSP", "HID", "HIE"), "H"),
     **{"CYX": "C", "ASH": "D"},
 }
-"""Protonation states as CHARMM and Amber name them, where they are no names of the PDB."""
+"""Protonation states under names of CHARMM and Amber that are not PDB components."""
 _WATERS: Final = frozenset(("TIP", "TP3", "SOL", "SPC", "T3P", "T4P"))
-"""Names of water outside the PDB."""
+"""Names of water in simulations."""
 
 
 @cache
@@ -30,7 +30,7 @@ def one_letter(name: str) -> str:
 
 
 def model_letter(name: str) -> str:
-    """Letter in a legacy PDB file, where simulation programs have names of their own."""
+    """Letter as `one_letter`, also for names of CHARMM and Amber."""
     return _FORCE_FIELD.get(name) or one_letter(name)
 
 
@@ -41,7 +41,7 @@ def standard_letter(name: str) -> str:
 
 @cache
 def is_amino_acid(name: str) -> bool:
-    """Whether a residue of that name is known to be an amino acid, modified ones included."""
+    """True if a residue of that name is an amino acid, modified ones included."""
     from gemmi import find_tabulated_residue
 
     return model_letter(name) != "X" or bool(find_tabulated_residue(name).is_amino_acid())
@@ -49,7 +49,7 @@ def is_amino_acid(name: str) -> bool:
 
 @cache
 def is_water(name: str) -> bool:
-    """Whether a residue of that name is water."""
+    """True if a residue of that name is water."""
     from gemmi import find_tabulated_residue
 
     return name in _WATERS or bool(find_tabulated_residue(name).is_water())
@@ -57,7 +57,7 @@ def is_water(name: str) -> bool:
 
 @cache
 def is_nucleotide(name: str) -> bool:
-    """Whether a residue of that name is one of DNA or RNA."""
+    """True if a residue of that name is one of DNA or RNA."""
     from gemmi import find_tabulated_residue
 
     return bool(find_tabulated_residue(name).is_nucleic_acid())

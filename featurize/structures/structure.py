@@ -1,4 +1,4 @@
-"""A structure file as the rest of the room sees it: chains with sequence and atoms."""
+"""A parsed structure file, mmCIF or PDB: protein chains with sequence and atoms."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ class Chain:
     """One protein chain of a structure.
 
     Attributes:
-        sequence: letters; of the whole construct where the file has it, else of what is seen.
+        sequence: letters; of the full construct where the file has it, else of the observed
+            residues.
         positions: ångström, zeros where an atom is not observed.
-        mask: 1 where it is.
+        mask: 1 where an atom is observed.
         observed: residues with any record in the file.
-        confidence: of a prediction, by residue; -1 where there is none. Empty of all others.
-        residue_index: numbers of the residues from 0, with steps over what is unknown between
-            them; None for one after the other.
-        notes: what was odd or left out, in words.
+        confidence: of a prediction, by residue; -1 where there is none. Empty for experiments.
+        residue_index: numbers of the residues from 0, with steps over unknown residues between
+            them; None if they are consecutive.
+        notes: a line on each oddity and omission.
     """
 
     chain_id: str
@@ -38,7 +39,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class OtherMolecule:
-    """Residues of one component in one author's chain that are none of a protein.
+    """Residues of one component in one author's chain that are not part of a protein.
 
     Attributes:
         kind: `ligand`, `glycan`, `DNA`, `RNA`, `amino acid` or `water`.
@@ -52,17 +53,17 @@ class OtherMolecule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
-    """The protein chains of one entry; atoms are placed when a chain is asked for.
+    """The protein chains of one entry; a chain's atoms are placed at its first access.
 
     Attributes:
         file_id: name of the entry, usually its PDB id.
         method: experimental methods, lower case, comma between them.
         release_date: oldest revision, ISO; '' if the file does not say.
-        is_deposition: `release_date` is when the entry was deposited, for its file says no more.
+        is_deposition: `release_date` is the date of deposition: the file has no other.
         resolution: ångström, 0.0 if unknown or without one (NMR).
         sequences: by author's chain id, in the order of the file.
-        place: makes the chain of an author's id; `chain` keeps what it made.
-        left_out: its polymers that are no protein chain here, in words.
+        build_chain: makes the chain of an author's id; `chain` caches it.
+        left_out: a line on each polymer that is not among the protein chains.
         others: its ligands, glycans, nucleic acids and waters, by component and chain.
     """
 
@@ -71,28 +72,28 @@ class Structure:
     release_date: str
     resolution: float
     sequences: dict[str, str]
-    place: Callable[[str], Chain]
+    build_chain: Callable[[str], Chain]
     kind: Literal["mmcif", "pdb"] = "mmcif"
     is_deposition: bool = False
     left_out: tuple[str, ...] = ()
     others: tuple[OtherMolecule, ...] = ()
-    _placed: dict[str, Chain] = field(default_factory=dict)
+    _chains: dict[str, Chain] = field(default_factory=dict)
 
     @property
     def lacks_date(self) -> bool:
-        """An mmCIF file without revision history; of PDB files predictions have no date."""
+        """True for an mmCIF file without revision history. PDB files of predictions have none."""
         return self.kind == "mmcif" and not self.release_date
 
     def description(self, chain_id: str) -> str:
-        """OpenFold's name of a chain: entry and chain, or the name of a PDB file alone."""
+        """OpenFold's name of a chain: entry and chain; of a PDB file its name alone."""
         return f"{self.file_id}_{chain_id}" if self.kind == "mmcif" else self.file_id.upper()
 
     def chain(self, chain_id: str) -> Chain:
-        """The chain of that author id.
+        """The chain of an author's id.
 
         Raises:
             KeyError: the entry has no such protein chain.
         """
-        if chain_id not in self._placed:
-            self._placed[chain_id] = self.place(chain_id)
-        return self._placed[chain_id]
+        if chain_id not in self._chains:
+            self._chains[chain_id] = self.build_chain(chain_id)
+        return self._chains[chain_id]

@@ -69,7 +69,8 @@ def hmmsearch(data: bytes) -> None:
 
 
 def try_match(query: str, hit) -> None:  # type: ignore[no-untyped-def]
-    structure = Structure("x", "", "", 0.0, {"A": QUERY * 2, "B": "AXC"}, place=lambda _: None)  # type: ignore[arg-type, return-value]
+    sequences = {"A": QUERY * 2, "B": "AXC"}
+    structure = Structure("x", "", "", 0.0, sequences, lambda _: None)  # type: ignore[arg-type, return-value]
     try:
         found = match_hit(hit, "A", query, structure, CONFIG)
     except EvofeedError:

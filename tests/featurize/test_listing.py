@@ -33,9 +33,9 @@ def test_processes_list_what_this_one_lists_and_what_a_lost_one_had_in_hand_is_l
 ) -> None:
     here = [plainly(listed) for listed in listing.list_chains(files)]
     assert sum(isinstance(listed, dict) and bool(listed) for listed in here) >= 4
-    apart = listing.list_chains(files, workers=2, few=3)
+    apart = listing.list_chains(files, workers=2, serial_files=3)
     assert [plainly(listed) for listed in apart] == here
     lost = subprocess.CompletedProcess([], -9)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: lost)
-    apart = listing.list_chains(files, workers=2, few=3)
+    apart = listing.list_chains(files, workers=2, serial_files=3)
     assert [plainly(listed) for listed in apart] == here
