@@ -18,9 +18,9 @@ from evofeed.featurize.inputs.queries import query_of
 from evofeed.featurize.inputs.roads.parts import read_part
 from evofeed.featurize.inputs.sources import SUBFOLDERS, ChainSource, Role, why_unread
 from evofeed.featurize.records.chain import chain_in
-from evofeed.featurize.structures.left_out import in_words
+from evofeed.featurize.structures.other_molecules import describe_molecules
 from evofeed.featurize.structures.structure import Structure
-from evofeed.featurize.structures.structure_places import parse_structure
+from evofeed.featurize.structures.structure_files import parse_structure
 from evofeed.protein.residues import RESTYPES
 
 Severity = Literal["error", "warning", "info"]
@@ -240,6 +240,6 @@ class _Check:
         if others:
             self.report.left_out[ref.path] = [dataclasses.asdict(one) for one in others]
         if any(molecule.kind != "water" for molecule in others):
-            text = f"{ref.path}: {in_words(others)}"
+            text = f"{ref.path}: {describe_molecules(others)}"
             self.report.add("molecules beside the proteins", text)
         return structure

@@ -14,7 +14,7 @@ from evofeed.base.errors import InputError, UnusedInput
 from evofeed.featurize.formats.fasta import SUFFIXES as FASTA
 from evofeed.featurize.formats.reading import entry_kind, plain
 from evofeed.featurize.inputs.sources import ChainSource
-from evofeed.featurize.structures.structure_places import SUFFIXES, entry_of, structure_files
+from evofeed.featurize.structures.structure_files import SUFFIXES, entry_of, structure_files
 
 _PROTEIN: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, *FASTA, ".aligned.pqt", ".ffindex")
 """Files that look like a protein's."""

@@ -47,7 +47,7 @@ from evofeed.featurize.inputs.roads.tables import alignment_file
 from evofeed.featurize.inputs.side_files import SideFiles, first_dir, first_file, folders
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.inputs.stage import is_remote
-from evofeed.featurize.structures.structure_places import SUFFIXES, structure_files
+from evofeed.featurize.structures.structure_files import SUFFIXES, structure_files
 
 _ALIGNMENT_DIRS: Final = ("alignments", "pdb", "uniclust30", "openfold_alignments")
 _DB_DIRS: Final = (".", "alignment_db", "alignment_dbs", "alignment_data/alignment_db")

@@ -29,7 +29,7 @@ from evofeed.featurize.inputs.roads.tables import alignment_file, alignment_name
 from evofeed.featurize.inputs.side_files import SideFiles, first_dir, first_file
 from evofeed.featurize.inputs.sources import SUBFOLDERS, ChainSource, is_alignment
 from evofeed.featurize.structures.listing import list_chains
-from evofeed.featurize.structures.structure_places import entry_of, structures_by_entry
+from evofeed.featurize.structures.structure_files import entry_of, structures_by_entry
 
 _COLABFOLD_SEARCH: Final = re.compile(r"(.+)_(?:env|all|nofilter|env-nofilter|pair[\w-]*)$")
 """ColabFold's own working folder of `<name>.a3m`, with that alignment's parts."""

@@ -14,7 +14,7 @@ from evofeed.base.errors import InputError
 from evofeed.featurize.formats.fasta import SUFFIXES as FASTA
 from evofeed.featurize.formats.reading import PACKED, plain
 from evofeed.featurize.inputs.sources import ChainSource
-from evofeed.featurize.structures.structure_places import (
+from evofeed.featurize.structures.structure_files import (
     entry_of,
     structure_files,
     structures_by_entry,

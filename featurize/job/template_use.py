@@ -17,7 +17,7 @@ from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.reading import plain
 from evofeed.featurize.job.units import stamp_of
 from evofeed.featurize.records.template_library import FolderUse, TemplateLibrary
-from evofeed.featurize.structures.structure_places import SUFFIXES, entry_of
+from evofeed.featurize.structures.structure_files import SUFFIXES, entry_of
 
 TemplateUse = dict[str, FolderUse]
 """Template files and entries needed, by folder."""

@@ -36,7 +36,7 @@ from evofeed.featurize.records.template_library import (
     forget_libraries,
     template_library,
 )
-from evofeed.featurize.structures.structure_places import parse_structure
+from evofeed.featurize.structures.structure_files import parse_structure
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.structure_text import ATOM_ITEMS, loop
 from evofeed.store import write_shard

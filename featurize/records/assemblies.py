@@ -19,9 +19,9 @@ from evofeed.featurize.formats.species import pairing_species, species_of
 from evofeed.featurize.inputs.assembly_inputs import AssemblySource
 from evofeed.featurize.inputs.roads.parts import parse_msa, read_part
 from evofeed.featurize.inputs.sources import ChainSource
-from evofeed.featurize.structures.left_out import in_words
+from evofeed.featurize.structures.other_molecules import describe_molecules
 from evofeed.featurize.structures.structure import Structure
-from evofeed.featurize.structures.structure_places import parse_structure
+from evofeed.featurize.structures.structure_files import parse_structure
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.interfaces import interface_residues
@@ -188,7 +188,7 @@ def _structure(
     )
     dropped += [f"left out: {other}" for other in structure.left_out]
     ligands = [m for m in structure.others if m.kind not in ("DNA", "RNA", "water")]
-    dropped += [f"left out: {in_words(ligands)}"] if ligands else []
+    dropped += [f"left out: {describe_molecules(ligands)}"] if ligands else []
     return structure
 
 

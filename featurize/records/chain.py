@@ -24,9 +24,9 @@ from evofeed.featurize.records.templates import (
     featurize_templates,
     template_fields,
 )
-from evofeed.featurize.structures.left_out import in_words
+from evofeed.featurize.structures.other_molecules import describe_molecules
 from evofeed.featurize.structures.structure import Structure
-from evofeed.featurize.structures.structure_places import parse_structure
+from evofeed.featurize.structures.structure_files import parse_structure
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import RESTYPES, UNKNOWN
 
@@ -152,7 +152,7 @@ class _ChainReader:
         chain = structure.chain(name)
         self.dropped += [f"{ref.plain_name}: {note}" for note in chain.notes]
         if any(molecule.kind != "water" for molecule in structure.others):
-            others = in_words(structure.others)
+            others = describe_molecules(structure.others)
             self.dropped.append(f"{ref.plain_name} also holds {others}: not read")
         fields = {
             "sequence": chain.sequence,

@@ -17,7 +17,7 @@ from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.reading import file_ref, plain, read_bytes
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.structure import Structure
-from evofeed.featurize.structures.structure_places import (
+from evofeed.featurize.structures.structure_files import (
     entry_file_names,
     entry_folders,
     parse_structure,

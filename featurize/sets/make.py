@@ -30,7 +30,7 @@ from evofeed.featurize.search.cluster import cluster_sequences
 from evofeed.featurize.search.config import Database, SearchConfig, SearchOptions
 from evofeed.featurize.search.job import run_search
 from evofeed.featurize.structures.listing import list_chains
-from evofeed.featurize.structures.structure_places import entry_of, structure_files
+from evofeed.featurize.structures.structure_files import entry_of, structure_files
 from evofeed.store import Dataset, Selection, dataset_card, split_chains
 from evofeed.store.inner import Clusters
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from evofeed.base.errors import InputError
 from evofeed.featurize.formats.reading import file_ref, read_bytes
-from evofeed.featurize.structures.structure_places import parse_structure
+from evofeed.featurize.structures.structure_files import parse_structure
 
 Listed = dict[str, str] | InputError
 """Sequences by chain id, in the order of the file, or the error of reading it."""

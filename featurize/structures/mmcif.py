@@ -20,7 +20,7 @@ from evofeed.featurize.structures.atom_sites import PlacedRows, place_chain
 from evofeed.featurize.structures.atom_table import NO_NUMBER, AtomTable, read_atom_table
 from evofeed.featurize.structures.author_chains import FullSequence, author_chains
 from evofeed.featurize.structures.cif import RESOLUTIONS, UNSET, read_block, values_of
-from evofeed.featurize.structures.left_out import other_molecules
+from evofeed.featurize.structures.other_molecules import other_molecules
 from evofeed.featurize.structures.polymers import Polymer, other_polymers, protein_polymers
 from evofeed.featurize.structures.structure import Chain, Structure
 

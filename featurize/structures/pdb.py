@@ -12,7 +12,7 @@ from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.structures.atom_sites import PlacedRows, place_chain
 from evofeed.featurize.structures.atom_table import AtomTable, Coded
 from evofeed.featurize.structures.author_chains import FullSequence, author_chains, residues_of
-from evofeed.featurize.structures.left_out import other_molecules
+from evofeed.featurize.structures.other_molecules import other_molecules
 from evofeed.featurize.structures.pdb_text import read_pdb_header, read_pdb_table
 from evofeed.featurize.structures.residue_names import is_amino_acid, standard_letter
 from evofeed.featurize.structures.structure import Chain, Structure

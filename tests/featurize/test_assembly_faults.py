@@ -13,7 +13,7 @@ from tests.featurize.test_roads import write
 from evofeed.base.errors import InputError
 from evofeed.featurize import assembly_sources, discover, featurize_assembly, featurize_chain
 from evofeed.featurize.job.run import run_job
-from evofeed.featurize.structures.structure_places import parse_structure
+from evofeed.featurize.structures.structure_files import parse_structure
 from evofeed.protein.residues import RESTYPES
 from evofeed.protein.structure_text import Structure, to_pdb
 from evofeed.store import Dataset

@@ -15,7 +15,7 @@ from tests.loader.views.packs import packs
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import check_input, discover, featurize_chain
-from evofeed.featurize.structures.structure_places import parse_structure
+from evofeed.featurize.structures.structure_files import parse_structure
 
 
 def chains_of(file: Path) -> list[str]:

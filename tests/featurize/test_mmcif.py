@@ -17,7 +17,7 @@ from tests.featurize.test_pdb import protein
 from evofeed.base.errors import InputError, MmcifError
 from evofeed.featurize import ChainSource, FeaturizeConfig, featurize_chain
 from evofeed.featurize.structures.mmcif import parse_mmcif
-from evofeed.featurize.structures.structure_places import parse_structure
+from evofeed.featurize.structures.structure_files import parse_structure
 from evofeed.protein.residues import ATOM_ORDER
 
 PARSED: dict[str, Any] = {

@@ -17,7 +17,7 @@ from tests.featurize.test_templates import CONFIG, hit, structure
 from evofeed.base.errors import InputError, TemplateError
 from evofeed.featurize.records.realign import aligned_positions
 from evofeed.featurize.records.template_match import match_hit
-from evofeed.featurize.structures.structure_places import parse_structure
+from evofeed.featurize.structures.structure_files import parse_structure
 
 _LETTERS = "ARNDCQEGHILKMFPSTWYV"
 

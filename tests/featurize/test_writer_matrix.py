@@ -17,7 +17,7 @@ from evofeed.base.errors import MmcifError
 from evofeed.featurize.structures.mmcif import parse_mmcif
 from evofeed.featurize.structures.pdb import parse_pdb
 from evofeed.featurize.structures.structure import Chain
-from evofeed.featurize.structures.structure_places import parse_structure
+from evofeed.featurize.structures.structure_files import parse_structure
 
 
 def by_biopython(data: bytes) -> bytes:

@@ -39,7 +39,7 @@ def other_molecules(table: AtomTable, placed: Iterable[PlacedRows]) -> tuple[Oth
     return tuple(sorted(molecules, key=lambda molecule: molecule.kind == "water"))
 
 
-def in_words(molecules: Iterable[OtherMolecule]) -> str:
+def describe_molecules(molecules: Iterable[OtherMolecule]) -> str:
     """The molecules in one line: `ligand 0G6 (H), glycan 2 NAG (A), DNA (C, D)`."""
     chains: dict[str, list[str]] = {}
     waters = 0

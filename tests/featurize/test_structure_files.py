@@ -16,7 +16,7 @@ from tests.featurize.test_pdb import SEQRES, protein
 from evofeed.base.errors import InputError, TemplateError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.records.template_library import TemplateLibrary
-from evofeed.featurize.structures.structure_places import entry_of
+from evofeed.featurize.structures.structure_files import entry_of
 
 LEGACY = "REVDAT   1   19-OCT-01 1ABC    0\n" + SEQRES + protein("A", "MET ALA GLY")
 TEXT = small([(".", "1.0", "1.0")]).decode()
