@@ -37,7 +37,7 @@ from torch import Tensor
 
 from evofeed.trainer import AlphaFold, initial_training, tiny
 from evofeed.trainer.parallel import rows
-from evofeed.trainer.predict.prediction import spread
+from evofeed.trainer.predict.prediction import prepare_model
 from evofeed.trainer.run.distributed import World, join_world
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -90,7 +90,7 @@ def ours(options: argparse.Namespace, world: World) -> Callable[[int], Callable[
     def prepare(size: int) -> Callable[[], Any]:
         nonlocal model
         if model is None:
-            model = spread(plain_model(options, world.device), max(options.one), world.axis)
+            model = prepare_model(plain_model(options, world.device), max(options.one), world.axis)
         batch, predict = batch_of(options, size, world.device), model
 
         def run() -> Any:
@@ -194,9 +194,9 @@ def equal(options: argparse.Namespace, world: World) -> Any:
             model = plain_model(options, device)
             if way == "parts":
                 _parts_times(1 / options.smaller)
-                model = spread(model, 1 << 20, world.axis)
+                model = prepare_model(model, 1 << 20, world.axis)
             else:
-                model = spread(model, 0)
+                model = prepare_model(model, 0)
             with torch.no_grad(), half(device) if precision == "bfloat16" else nullcontext():
                 outputs = model(batch)
             if way == "whole" and world.axis is not None:  # else each rank has its rows
@@ -217,7 +217,8 @@ def equal(options: argparse.Namespace, world: World) -> Any:
 
 
 def _parts_times(factor: float) -> None:
-    rows.SHARE, rows.ON_CPU = rows.SHARE * factor, int(rows.ON_CPU * factor)
+    rows.MEMORY_SHARE *= factor
+    rows.CPU_BYTES = int(rows.CPU_BYTES * factor)
     rows._budget.cache_clear()
 
 

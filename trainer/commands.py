@@ -25,7 +25,7 @@ def train(
         list[str] | None,
         typer.Option(
             help="URI of the dataset to train on, or URI@REF; several: a mixture. "
-            "With --resume the run's, if not given."
+            "With --resume default: the run's."
         ),
     ] = None,
     share: Annotated[
@@ -70,8 +70,8 @@ def train(
     if not dataset:
         source = source_of(out)
         dataset, validation = source["dataset"], validation or "".join(source["validation"][:1])
-    begun = out / "config.yaml"
-    settings = load_config(config or (str(begun) if resume and begun.is_file() else "tiny"))
+    saved = out / "config.yaml"
+    settings = load_config(config or (str(saved) if resume and saved.is_file() else "tiny"))
     if steps:
         settings = settings.replace(steps=steps)
     if share:

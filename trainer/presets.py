@@ -1,5 +1,5 @@
-"""AF2's two training stages, its model of complexes and small ones, each whole: model, losses,
-batches and run. `presets.yaml` says what is in them."""
+"""Presets: AF2's two training stages, its model of complexes, and small models. Each has the
+configurations of model, loss, loader and run; their values are in `presets.yaml`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evofeed.trainer.model.config import LossConfig, ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """Everything that a name such as `finetuning` means."""
+    """The configurations that a name such as `finetuning` stands for."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -31,7 +31,7 @@ def initial_training(*, ptm: bool = False) -> Preset:
 
 
 def finetuning(*, ptm: bool = False) -> Preset:
-    """AF2's fine-tuning: the same parameters, crop 384; violations and resolved atoms count.
+    """AF2's fine-tuning: the same parameters, crop 384, losses of violations and resolved atoms.
 
     Half the learning rate, no warm-up and no decay (AF2 SI table 4).
     """
@@ -47,41 +47,42 @@ def multimer() -> Preset:
 
 
 def overfit() -> Preset:
-    """Initial training's model, set to learn one batch by heart in a few hundred steps."""
+    """Initial training's model, set to overfit one batch in a few hundred steps."""
     return _read("overfit")
 
 
 def tiny() -> Preset:
-    """Fits a laptop: every block once or twice, a few channels wide, float32, 50 steps."""
+    """For a laptop: every block once or twice, a few channels wide, float32, 50 steps."""
     return _read("tiny")
 
 
 def tiny_multimer() -> Preset:
-    """The model of complexes as small as `tiny`."""
+    """The model of complexes, as small as `tiny`."""
     return _read("tiny_multimer")
 
 
 PRESETS: Final[dict[str, Callable[[], Preset]]] = {
-    made.__name__: made
-    for made in (initial_training, finetuning, tiny, overfit, multimer, tiny_multimer)
+    preset.__name__: preset
+    for preset in (initial_training, finetuning, tiny, overfit, multimer, tiny_multimer)
 }
 
 
 @cache
 def _read(name: str, ptm: bool = False) -> Preset:
-    """A preset by its name; with `ptm` that of AF2's pTM models."""
+    """The preset of a name; with `ptm` as for AF2's pTM models."""
     import yaml
 
     values: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())[name]
-    start, batches = values.pop("preset", ""), values.pop("batches", "")
-    first = _read(start) if start else Preset()
-    loader = LoaderConfig.preset(batches) if batches else first.loader
-    made = Preset(
-        model=replaced(first.model, values.pop("model", {})),
-        loss=replaced(first.loss, values.pop("loss", {})),
+    base_name, batches = values.pop("preset", ""), values.pop("batches", "")
+    base = _read(base_name) if base_name else Preset()
+    loader = LoaderConfig.preset(batches) if batches else base.loader
+    preset = Preset(
+        model=replaced(base.model, values.pop("model", {})),
+        loss=replaced(base.loss, values.pop("loss", {})),
         loader=replaced(loader, values.pop("loader", {})),
-        train=replaced(first.train, values | {"preset": name}),
+        train=replaced(base.train, values | {"preset": name}),
     )
     if not ptm:
-        return made
-    return replace(made, model=replace(made.model, tm_bins=64), loss=replace(made.loss, tm=0.1))
+        return preset
+    model, loss = replace(preset.model, tm_bins=64), replace(preset.loss, tm=0.1)
+    return replace(preset, model=model, loss=loss)

@@ -1,1 +1,1 @@
-"""Other people's files: OpenFold's and AF2's weights."""
+"""Files of weights of OpenFold and AlphaFold2."""

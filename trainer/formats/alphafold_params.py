@@ -1,9 +1,9 @@
-"""DeepMind's AlphaFold2 parameter names (`params_model_1.npz`), to ours and back.
+"""Conversion between AlphaFold2's parameters (`params_model_1.npz`) and those of our model.
 
 An `.npz` key is `alphafold/alphafold_iteration/<scope>//<name>`. Repeated blocks
-are stacked on axis 0, weights are transposed, heads have an axis of their own: every
-array is our parameter transposed, in another shape.
-`alphafold_names.yaml` pairs each scope with one of our modules and says what it is.
+are stacked on axis 0, weights are transposed, heads have a separate axis: every
+array is our parameter transposed and reshaped.
+`alphafold_names.yaml` maps each scope to a module of ours and its kind.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def alphafold_params(model: nn.Module) -> dict[str, np.ndarray]:
 
 @torch.no_grad()
 def load_alphafold_params(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Copy AF2's weights into the model, in place.
+    """Copies AF2's weights into the model, in place.
 
     Returns:
-        Keys that this model has no place for (a head it was built without).
+        Keys of arrays without a parameter in this model (of a head it was built without).
 
     Raises:
         CheckpointError: an array is missing or has another size; names it.
@@ -55,7 +55,7 @@ def load_alphafold_params(model: nn.Module, arrays: Mapping[str, np.ndarray]) ->
     for entry in entries:
         if entry.key not in arrays:
             raise CheckpointError(
-                f"no {entry.key}: this is not a file for this model configuration"
+                f"it has no {entry.key}: the file does not fit this model configuration"
             )
         array = np.asarray(arrays[entry.key])
         parts = list(array) if entry.stacked else [array]
@@ -70,18 +70,17 @@ def load_alphafold_params(model: nn.Module, arrays: Mapping[str, np.ndarray]) ->
             ours = np.asarray(part, np.float32).reshape(target.shape[::-1]).T
             ours = _swapped(ours) if entry.layout == "swapped" else ours
             target.copy_(torch.from_numpy(np.ascontiguousarray(ours)))
-    known = {entry.key for entry in entries}
-    return sorted(key for key in arrays if key not in known)
+    return sorted(set(arrays) - {entry.key for entry in entries})
 
 
 def _entries(model: nn.Module) -> Iterator[_Entry]:
-    """Every array of such a model's file."""
+    """All arrays of the file of such a model."""
     import yaml
 
     table, traits = yaml.safe_load(_NAMES.read_text()), _traits(model)
-    places = [(part, *at) for part in table["parts"] for at in part["at"]]
-    for part, scope, prefix, *needed in places:
-        if not traits.issuperset(needed):
+    locations = [(part, *location) for part in table["parts"] for location in part["at"]]
+    for part, scope, prefix, *required in locations:
+        if not traits.issuperset(required):
             continue
         stack, stacked, rest = prefix.partition(".*")
         count = len(list(model.get_submodule(stack).children())) if stacked else 1
@@ -94,7 +93,7 @@ def _entries(model: nn.Module) -> Iterator[_Entry]:
 
 
 def _traits(model: nn.Module) -> set[str]:
-    """Which of the parts that not every model has are in this one."""
+    """Optional parts that this model has, as named in `alphafold_names.yaml`."""
     names = {name for name, _ in model.named_modules()}
     return {
         "complexes" if "structure_module.ipa.linear_k" in names else "single",
@@ -105,7 +104,7 @@ def _traits(model: nn.Module) -> set[str]:
 
 
 def _to_alphafold(model: nn.Module, name: str, layout: str) -> np.ndarray:
-    """A parameter of ours, `[out, in]` or `[out]`, as AF2's array."""
+    """A parameter of the model, `[out, in]` or `[out]`, as AF2's array."""
     value = model.get_parameter(name).detach().cpu().float().numpy()
     value = np.ascontiguousarray((_swapped(value) if layout == "swapped" else value).T)
     heads = getattr(model.get_submodule(name.rsplit(".", 2)[0]), "no_heads", 1)
@@ -121,5 +120,5 @@ def _to_alphafold(model: nn.Module, name: str, layout: str) -> np.ndarray:
 
 
 def _swapped(array: np.ndarray) -> np.ndarray:
-    """Halves a and b of a fused projection, the other way round."""
+    """A fused projection with its halves a and b swapped."""
     return np.concatenate(np.split(array, 2)[::-1])

@@ -1,4 +1,4 @@
-"""Weights from and for other programs: OpenFold's checkpoints, old and new, and AF2's `.npz`."""
+"""Reading and writing weights of other programs: OpenFold's checkpoints and AF2's `.npz`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evofeed.trainer.formats.alphafold_params import alphafold_params, load_alph
 
 _LOG = logging.getLogger(__name__)
 
-# OpenFold renamed modules when it took in AF2-multimer; its published weights are older.
+# OpenFold renamed modules when it added AF2-multimer; its published weights have the old names.
 _RENAMED: Final = (
     (re.compile(r"template_angle_embedder"), "template_single_embedder"),
     (re.compile(r"\bcore\.(msa_transition|outer_product_mean)"), r"\1"),
@@ -30,12 +30,12 @@ _RENAMED: Final = (
 
 
 def load_openfold_checkpoint(model: nn.Module, path: str | Path) -> None:
-    """Load a checkpoint of any of these programs into the model, in place.
+    """Loads a checkpoint of one of these programs into the model, in place.
 
-    Understood are OpenFold's plain state dicts (`.pt`), its Lightning checkpoints (the averaged
-    weights, if they have them) and DeepSpeed's, safetensors with OpenFold's names (ours), and
-    AlphaFold2's `.npz`. Nothing in a file is executed. Every parameter must be there and, but
-    for AF2's files, whose other arrays a warning counts, none besides.
+    Formats are OpenFold's plain state dicts (`.pt`), its Lightning checkpoints (the averaged
+    weights, if present) and DeepSpeed's, safetensors with OpenFold's names (evofeed's), and
+    AlphaFold2's `.npz`. No code in a file is executed. The file must have exactly the parameters
+    of the model; only an `.npz` may have other arrays, which a warning counts.
 
     Raises:
         CheckpointError: the file cannot be read, or its parameters are not the model's.
@@ -53,12 +53,12 @@ def load_openfold_checkpoint(model: nn.Module, path: str | Path) -> None:
         raise CheckpointError(f"cannot read it: {error}", path=str(path)) from error
     if unused:
         _LOG.warning(
-            "%s: this model has no place for %d arrays, %s first", path, len(unused), unused[0]
+            "%s: this model has no parameter for %d arrays, %s first", path, len(unused), unused[0]
         )
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The parameters in a `.pt`, `.ckpt` or `.safetensors` file, under today's names.
+    """The parameters in a `.pt`, `.ckpt` or `.safetensors` file, under OpenFold's current names.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -72,8 +72,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         file = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, LookupError, EOFError, TypeError) as error:
         raise CheckpointError(
-            "no checkpoint, or one that holds more than weights, which is not executed: "
-            "save its state dict alone as .pt or .safetensors",
+            "not a checkpoint, or one with Python objects, which are not loaded: "
+            "save only its state dict, as .pt or .safetensors",
             path=str(path),
         ) from error
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
@@ -85,23 +85,23 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
-    """Load a state dict that must fit exactly.
+    """Loads a state dict that must fit exactly.
 
     Raises:
-        CheckpointError: it does not; names the first parameter at fault.
+        CheckpointError: it does not fit; names the first wrong parameter.
     """
     ours = {name: value.shape for name, value in model.state_dict().items()}
     faults = {
-        "lacks": sorted(ours.keys() - state.keys()),
-        "has besides": sorted(state.keys() - ours.keys()),
-        "has in other shapes": sorted(
+        "missing": sorted(ours.keys() - state.keys()),
+        "unexpected": sorted(state.keys() - ours.keys()),
+        "of other shapes": sorted(
             name for name in ours.keys() & state.keys() if state[name].shape != ours[name]
         ),
     }
-    for what, names in faults.items():
+    for fault, names in faults.items():
         if names:
             raise CheckpointError(
-                f"it {what} {len(names)} parameters, {names[0]} first; "
+                f"{fault}: {len(names)} parameters, {names[0]} first; "
                 "the model must have the sizes it was saved with: the preset and `model` of that "
                 "run's config.yaml; to predict, give the run's folder",
                 path=path,
@@ -110,10 +110,10 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: str) -> No
 
 
 def save_openfold_checkpoint(model: nn.Module, path: str | Path) -> None:
-    """Write the weights where OpenFold (`.pt`), AF2 (`.npz`) or others (`.safetensors`) read them.
+    """Writes the weights for OpenFold (`.pt`), AF2 (`.npz`) or other programs (`.safetensors`).
 
     Raises:
-        ValueError: the file name says none of these.
+        ValueError: the file name has another ending.
     """
     path = Path(path)
     state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
@@ -130,7 +130,7 @@ def save_openfold_checkpoint(model: nn.Module, path: str | Path) -> None:
 
 
 def current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict under today's OpenFold names, without `module.` and `model.` prefixes."""
+    """A state dict under OpenFold's current names, without `module.` and `model.` prefixes."""
     renamed = {}
     for name, value in state.items():
         name = re.sub(r"^(module\.|model\.)+", "", name)
@@ -141,7 +141,7 @@ def current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _parameters(file: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """The parameters in a checkpoint, whichever program wrote it."""
+    """The parameters in a checkpoint of any of these programs; averaged ones, if present."""
     averaged = file.get("ema")
     if isinstance(averaged, Mapping) and "params" in averaged:
         return dict(averaged["params"])

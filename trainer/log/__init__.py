@@ -1,1 +1,1 @@
-"""Logs of a run: times, steps, boards."""
+"""Logs of a run: step times, `steps.jsonl`, TensorBoard and Weights & Biases."""

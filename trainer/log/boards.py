@@ -1,7 +1,7 @@
 """Optional logging of a run to TensorBoard and Weights & Biases.
 
-`steps.jsonl` is always written and holds the same numbers; neither package is
-imported unless it was asked for.
+`steps.jsonl` is always written and has the same numbers; neither package is
+imported unless its option is given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WANDB_ID = "wandb_id.txt"  # a resumed run continues in the same W&B run
 
 
 class Board(NamedTuple):
-    """Takes scalars by name, a step at a time, and writes out at the end what is left."""
+    """A logger of scalars: `log` takes those of a step by name, `close` flushes."""
 
     log: Callable[[Mapping[str, float], int], None]
     close: Callable[[], None]
@@ -51,12 +51,12 @@ def weights_and_biases(project: str, folder: Path, facts: Mapping[str, Any]) -> 
     Raises:
         TrainerError: the package is not installed.
     """
-    kept = folder / _WANDB_ID
+    id_file = folder / _WANDB_ID
     run = _imported("wandb", "wandb").init(
         project=project, name=folder.name, dir=str(folder), config=dict(facts), resume="allow",
-        id=kept.read_text().strip() if kept.is_file() else None,
+        id=id_file.read_text().strip() if id_file.is_file() else None,
     )  # fmt: skip
-    kept.write_text(f"{run.id}\n")
+    id_file.write_text(f"{run.id}\n")
     return Board(lambda values, step: run.log(dict(values), step=step), run.finish)
 
 
@@ -65,6 +65,6 @@ def _imported(module: str, package: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise TrainerError(
-            f"{package} was asked for and cannot be imported ({error}): `pip install {package}`, "
-            "or leave the option out; steps.jsonl holds the same numbers"
+            f"{package} is needed and cannot be imported ({error}): `pip install {package}`, "
+            "or omit the option; steps.jsonl has the same numbers"
         ) from error

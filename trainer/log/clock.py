@@ -1,9 +1,9 @@
-"""Times of a step's parts, on the device's own timeline.
+"""Times of a step's parts, measured on the device.
 
-Every instant belongs to exactly one part: naming the next part ends the one
+Every instant belongs to exactly one part: the beginning of a part ends the one
 before. On a GPU the boundaries are CUDA events on the training stream, so a data
-wait counts only where the GPU really stood still for it, and nothing here makes
-the CPU wait for the device.
+wait counts only if the GPU was idle for it, and only `end` makes the CPU wait
+for the device.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from evofeed.trainer.log.runlog import PARTS
 
 
 class StepClock:
-    """Notes when parts begin and hands out the seconds of finished steps."""
+    """Records when parts begin; returns the seconds of finished steps."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         self.marker: Callable[[str], None] | None = None  # the profiler's, called at each boundary
         self._marks: deque[tuple[int, str, torch.cuda.Event | float]] = deque()
         self._step = -1
-        self._open: dict[int, dict[str, float]] = {}  # seconds by part
+        self._open: dict[int, dict[str, float]] = {}  # seconds by part, of unfinished steps
 
     def begin(self, step: int, part: str = "data_wait") -> None:
-        """A new step begins here, with this part."""
+        """Begins a step, with this part."""
         self._step = step
         self._open[step] = {}
         self.part(part)
 
     def part(self, name: str) -> None:
-        """From here on time belongs to `name`."""
+        """Begins the part `name` of the step."""
         if name not in PARTS:
             raise ValueError(f"{name!r} is not a part of a step; there are {', '.join(PARTS)}")
         self._marks.append((self._step, name, self._now()))
@@ -42,13 +42,13 @@ class StepClock:
             self.marker(name)
 
     def end(self) -> None:
-        """The last step ends here; waits for the device."""
+        """Ends the last step; waits for the device."""
         self._marks.append((self._step + 1, "other", self._now()))
         if self.on_gpu:
             torch.cuda.synchronize()
 
     def finished(self) -> list[tuple[int, dict[str, float]]]:
-        """Steps whose every part is known by now and its seconds, oldest first, each once."""
+        """Steps finished on the device since the last call, oldest first, with seconds by part."""
         while len(self._marks) > 1 and self._done(self._marks[1][2]):
             step, part, began = self._marks.popleft()
             times = self._open[step]

@@ -26,10 +26,10 @@ PARTS = (
 
 
 class RunLog:
-    """Collects what is known about each step and writes its line once all of it is.
+    """Collects the values of each step and writes its line once its times are known.
 
-    A step's numbers come a step later than the step itself, and its times later
-    still, because nobody waits for the device.
+    A step's values are known one step later, and its times later still, because the loop does
+    not wait for the device.
 
     `boards` get the numbers too and are closed with the log; `samples` are those of a step, over
     all ranks, for the throughput.
@@ -41,7 +41,7 @@ class RunLog:
     ) -> None:  # fmt: skip
         self._folder = folder
         self._file: TextIO | None = None
-        self._known: dict[int, dict[str, Any]] = {}
+        self._values: dict[int, dict[str, Any]] = {}  # of steps without times yet
         self._bar = _bar() if show else None
         self._task = self._bar.add_task("training", total=steps, text="") if self._bar else None
         self._boards, self._samples = boards, samples
@@ -67,19 +67,19 @@ class RunLog:
                 self._file.close()
 
     def values(self, step: int, **values: Any) -> None:
-        """Something about a step: loss, terms, norm, epoch, metrics."""
-        self._known.setdefault(step, {}).update(values)
+        """Adds values of a step: loss, terms, norm, epoch, metrics."""
+        self._values.setdefault(step, {}).update(values)
         if math.isfinite(values.get("loss", math.nan)):
             self._losses.append(values["loss"])
         if self._bar and self._task is not None and self._losses and "loss" in values:
-            text = f"loss {sum(self._losses) / len(self._losses):.4g}"  # the report's, so far
+            text = f"loss {sum(self._losses) / len(self._losses):.4g}"  # as in the report
             self._bar.update(self._task, completed=step + 1, text=text)
 
     def times(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Seconds of a step by part, the last thing known about it: its line is written."""
+        """Writes the line of a step, given its seconds by part, which are known last."""
         line = {
             "step": step,
-            **self._known.pop(step, {}),
+            **self._values.pop(step, {}),
             "seconds": {part: round(value, 7) for part, value in seconds.items()},
         }
         if self._file is None:
@@ -88,7 +88,7 @@ class RunLog:
             self._file.write(json.dumps(without_nan(line)) + "\n")
         except OSError as error:
             raise TrainerError(
-                f"cannot write it ({error.strerror}); {advice(error)} and go on with --resume",
+                f"cannot write it ({error.strerror}); {advice(error)} and continue with --resume",
                 path=str(self._folder / STEPS),
             ) from error
         for board in self._boards:
@@ -96,19 +96,19 @@ class RunLog:
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run in order of steps; see `parse_steps`."""
+    """The lines of a run, sorted by step; see `parse_steps`."""
     path = folder / STEPS
     return parse_steps(path.read_text()) if path.is_file() else []
 
 
-def forget_steps(folder: Path, first: int) -> None:
-    """Drop the lines from step `first` on: a resumed run does those steps again."""
-    kept = [line for line in read_steps(folder) if line["step"] < first]
-    write_atomic(folder / STEPS, "".join(json.dumps(line) + "\n" for line in kept))
+def drop_steps(folder: Path, first: int) -> None:
+    """Removes the lines from step `first` on: a resumed run repeats those steps."""
+    lines = [line for line in read_steps(folder) if line["step"] < first]
+    write_atomic(folder / STEPS, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def without_nan(value: Any) -> Any:
-    """JSON knows no nan: None replaces a number that is not finite."""
+    """The value with None for numbers that are not finite, which JSON cannot represent."""
     if isinstance(value, dict):
         return {key: without_nan(entry) for key, entry in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
@@ -119,21 +119,21 @@ def without_nan(value: Any) -> Any:
 def _scalars(line: dict[str, Any], samples: int) -> dict[str, float]:
     seconds = line["seconds"]
     total = max(sum(seconds.values()), 1e-9)
-    found = {
+    scalars = {
         "time/step": total,
         "time/data_wait_share": seconds["data_wait"] / total,
         "train/samples_per_second": samples / total,
     }
     for name in ("loss", "norm", "rate"):
         if isinstance(line.get(name), float):
-            found[f"train/{name}"] = line[name]
+            scalars[f"train/{name}"] = line[name]
     for group in ("terms", "metrics"):
-        found |= {f"{group}/{k}": v for k, v in line.get(group, {}).items() if v is not None}
-    return found
+        scalars |= {f"{group}/{k}": v for k, v in line.get(group, {}).items() if v is not None}
+    return scalars
 
 
 def _bar() -> Any:
-    """A progress bar with a text behind it."""
+    """A progress bar followed by a text."""
     from rich import progress
 
     return progress.Progress(

@@ -1,4 +1,4 @@
-"""Chains pushed into each other: centres of mass that are closer than they should be.
+"""Chain centre-of-mass loss: penalises chains closer to each other than in the truth.
 
 Source: AlphaFold-Multimer, section 2.5, equation 1. Letters: R residues.
 """
@@ -25,9 +25,9 @@ def chain_center_of_mass_loss(
 ) -> Float[Tensor, "*B"]:
     """Squared shortfall of the distance of two chains, mean over all pairs of chains.
 
-    Chains are not counted, so nothing waits for the GPU: the mean runs over pairs of residues,
-    each with one over the sizes of its chains. A chain with itself is a pair too, as in OpenFold.
-    Atoms are in ångström, those of the CA count.
+    Chains are not counted, which would wait for the GPU: the mean runs over pairs of residues,
+    weighted by one over the sizes of their chains. A chain forms a pair with itself too, as in
+    OpenFold. Positions are in ångström; only CA atoms are used.
     """
     eps = config.eps  # in the centres' denominators and, squared, below a square distance
     mask = all_atom_mask[..., _CA].to(all_atom_positions.dtype)

@@ -21,8 +21,8 @@ def supervised_chi(
     chi_angles_sin_cos: Float[Tensor, "*B R 4 2"],
     config: LossConfig,
 ) -> Float[Tensor, "*B"]:
-    """Squared error of the chi angles (modulo a half turn where that changes nothing),
-    plus how far the raw angle vectors are from unit length; both averaged over layers.
+    """Squared error of the chi angles (modulo pi for symmetric side chains), plus the deviation
+    of the raw angle vectors from unit length; both averaged over layers.
     """
     periodic = table("CHI_PI_PERIODIC", angles.device, angles.dtype)[aatype]
     shifted = (1 - 2 * periodic)[..., None] * chi_angles_sin_cos

@@ -1,4 +1,4 @@
-"""The losses that are cross-entropies: distogram, masked MSA, resolved atoms, aligned error.
+"""Cross-entropy losses: distogram, masked MSA, experimentally resolved atoms, aligned error.
 
 Source: AF2 SI 1.9.7 to 1.9.10. Letters: S sequences, R residues.
 """
@@ -23,7 +23,7 @@ def softmax_cross_entropy(
 
 
 def resolution_gate(resolution: Float[Tensor, "*B"], config: LossConfig) -> Float[Tensor, "*B"]:
-    """1 for structures good enough to judge confidence by, else 0."""
+    """1 for structures in the range of resolution that trains the confidence heads, else 0."""
     inside = (resolution >= config.min_resolution) & (resolution <= config.max_resolution)
     return inside.to(resolution.dtype)
 
@@ -50,9 +50,9 @@ def masked_msa_loss(
     bert_mask: Float[Tensor, "*B S R"],
     config: LossConfig,
 ) -> Float[Tensor, "*B"]:
-    """Mean over the cells asked for. Source: AF2 SI 1.9.9, equation 42."""
+    """Mean over the masked cells. Source: AF2 SI 1.9.9, equation 42."""
     errors = softmax_cross_entropy(logits, true_msa) * bert_mask
-    # OpenFold halves numerator and count but not eps; so its eps acts twice as strong.
+    # OpenFold halves numerator and count but not eps, so its eps counts twice.
     return torch.sum(errors, dim=(-1, -2)) / (2 * config.eps + torch.sum(bert_mask, dim=(-1, -2)))
 
 
@@ -63,7 +63,7 @@ def experimentally_resolved_loss(
     resolution: Float[Tensor, "*B"],
     config: LossConfig,
 ) -> Float[Tensor, "*B"]:
-    """Binary, mean over the atoms of the sequence. Source: AF2 SI 1.9.10, equation 43."""
+    """Binary cross-entropy, mean over the existing atoms. Source: AF2 SI 1.9.10, equation 43."""
     log_p, log_not_p = F.logsigmoid(logits), F.logsigmoid(-logits)
     errors = -all_atom_mask * log_p - (1 - all_atom_mask) * log_not_p
     total = torch.sum(errors * atom37_atom_exists, dim=(-1, -2))
@@ -79,7 +79,7 @@ def aligned_error_loss(
     resolution: Float[Tensor, "*B"],
     config: LossConfig,
 ) -> Float[Tensor, "*B"]:
-    """OpenFold's `tm` loss: the error of each CA in each frame, as bins.
+    """OpenFold's `tm` loss: cross-entropy of the binned error of each CA in each frame.
 
     Source: AF2 SI 1.9.7.
     """

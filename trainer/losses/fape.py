@@ -1,4 +1,4 @@
-"""Frame aligned point error: how far atoms are off, seen from every local frame.
+"""Frame aligned point error (FAPE): distances of predicted and true atoms in every local frame.
 
 Source: AF2 SI 1.9.2, algorithm 28. Letters: R residues, L structure layers.
 """
@@ -33,10 +33,10 @@ def compute_fape(
 ) -> Float[Tensor, "*C"]:
     """Mean error over all frames and points, in units of `length_scale`.
 
-    Positions and lengths are in ångström, masks 1 where something counts.
+    Positions and lengths are in ångström; masks are 1 for frames and points that count.
 
     Args:
-        clamp_distance: errors above it count as it, and give no gradient.
+        clamp_distance: larger errors are set to it, and give no gradient.
         clamped_share: 1 to clamp, 0 not to, per sample; None clamps.
         eps: under the root and in both denominators.
     """
@@ -51,8 +51,8 @@ def compute_fape(
     return total / (eps + torch.sum(positions_mask, dim=-1))
 
 
-def _clamped(error: Tensor, most: float, share: Tensor | None) -> Tensor:
-    clamped = torch.clamp(error, max=most)
+def _clamped(error: Tensor, limit: float, share: Tensor | None) -> Tensor:
+    clamped = torch.clamp(error, max=limit)
     if share is None:
         return clamped
     share = share[..., None, None]
@@ -62,10 +62,10 @@ def _clamped(error: Tensor, most: float, share: Tensor | None) -> Tensor:
 def _local_difference(
     pred_frames: Rigid, pred_positions: Tensor, target_frames: Rigid, target_positions: Tensor
 ) -> Float[Tensor, "*C F 3 P"]:
-    """R^T (x - t) of the prediction less that of the target, for all frames and points.
+    """R^T (x - t) of the prediction minus that of the target, for all frames and points.
 
-    One product [R^T, -R'^T, -R^T t + R'^T t'] [x; x'; 1], so that no tensor with 9 numbers for
-    each frame and point is made. Coordinates count from their centre, to lose no digits.
+    One product [R^T, -R'^T, -R^T t + R'^T t'] [x; x'; 1], so that no tensor with 9 numbers per
+    frame and point is made. Coordinates are centred first, which loses fewer digits.
     """
     sides = []
     for frames, points, sign in (
@@ -119,7 +119,7 @@ def chain_fape(
     use_clamped_fape: Float[Tensor, "*B"] | None,
     config: LossConfig,
 ) -> tuple[Float[Tensor, "*B"], Float[Tensor, "*B"]]:
-    """Backbone FAPE within chains and between them, each the mean over its own pairs and layers.
+    """Backbone FAPE within chains and between chains, each a mean over its pairs and layers.
 
     A complex of one chain has an interface loss of 0. `use_clamped_fape` is 1 to clamp, 0 not to,
     per sample; None clamps. Source: AlphaFold-Multimer, section 2.3.
@@ -127,18 +127,18 @@ def chain_fape(
     pred, target = from_frames(frames), from_4x4(backbone_rigid_tensor)
     difference = _local_difference(pred, pred.trans, target, target.trans)
     error = torch.sqrt(torch.sum(difference**2, dim=-2) + _EPS)
-    known = backbone_rigid_mask[..., :, None] * backbone_rigid_mask[..., None, :]
+    pair_mask = backbone_rigid_mask[..., :, None] * backbone_rigid_mask[..., None, :]
     within = (asym_id[..., :, None] == asym_id[..., None, :]).to(error.dtype)
 
-    def mean(mask: Tensor, most: float, scale: float) -> Tensor:
-        clamped = _clamped(error, most, use_clamped_fape)
+    def mean(mask: Tensor, limit: float, scale: float) -> Tensor:
+        clamped = _clamped(error, limit, use_clamped_fape)
         total = torch.sum(clamped * mask, dim=(-1, -2)) / scale
         return torch.mean(total / (_EPS + torch.sum(mask, dim=(-1, -2))), dim=0)
 
     between = config.fape_interface_clamp_distance, config.fape_interface_length_scale
     return (
-        mean(known * within, config.fape_clamp_distance, config.fape_length_scale),
-        mean(known * (1 - within), *between),
+        mean(pair_mask * within, config.fape_clamp_distance, config.fape_length_scale),
+        mean(pair_mask * (1 - within), *between),
     )
 
 
@@ -153,7 +153,7 @@ def sidechain_fape(
     alt_naming_is_better: Float[Tensor, "*B R"],
     config: LossConfig,
 ) -> Float[Tensor, "*B"]:
-    """FAPE of all frames and atoms of the last layer, always clamped, with renamed truth."""
+    """FAPE of all frames and atoms of the last layer, always clamped, against renamed truth."""
     alt = alt_naming_is_better[..., None, None, None]
     target = (1 - alt) * rigidgroups_gt_frames + alt * rigidgroups_alt_gt_frames
     return compute_fape(

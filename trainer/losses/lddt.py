@@ -1,4 +1,4 @@
-"""lDDT-Ca: the share of distances to neighbours that are kept, and the loss that predicts it.
+"""lDDT-Ca: the share of preserved distances to neighbours; and the loss of the pLDDT head.
 
 Source: Mariani et al. 2013; AF2 SI 1.9.6, algorithm 29. Letters: R residues.
 """
@@ -39,9 +39,10 @@ def lddt(
     if between is not None:
         scored = scored * (between[..., :, None] != between[..., None, :])
     error = torch.abs(true_distance - pred_distance)
-    kept = sum((error < tolerance).to(pred.dtype) for tolerance in (0.5, 1.0, 2.0, 4.0))
+    preserved = sum((error < tolerance).to(pred.dtype) for tolerance in (0.5, 1.0, 2.0, 4.0))
     dims = (-1,) if per_residue else (-2, -1)
-    return (eps + torch.sum(scored * kept * 0.25, dim=dims)) / (eps + torch.sum(scored, dim=dims))
+    total = torch.sum(scored * preserved * 0.25, dim=dims)
+    return (eps + total) / (eps + torch.sum(scored, dim=dims))
 
 
 def lddt_loss(
@@ -52,7 +53,7 @@ def lddt_loss(
     resolution: Float[Tensor, "*B"],
     config: LossConfig,
 ) -> Float[Tensor, "*B"]:
-    """How well the head knows the lDDT-Ca of the (detached) prediction."""
+    """Cross-entropy of the head's bins with the lDDT-Ca of the (detached) prediction."""
     no_bins = logits.shape[-1]
     with torch.no_grad():
         pred, true = all_atom_pred_pos[..., _CA, :], all_atom_positions[..., _CA, :]

@@ -1,7 +1,7 @@
-"""Metrics of a predicted structure against the true one: by CA atoms, and DockQ of interfaces.
+"""Metrics of a predicted structure against the truth: of CA atoms, and DockQ of interfaces.
 
-Not for the training path: the superposition takes a few small matrix
-decompositions, and interfaces have any number of residues. Letters: R residues.
+Not for training steps: superposition takes a few small matrix decompositions, and
+interfaces have any number of residues. Letters: R residues.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def structure_metrics(
     pred, true = all_atom_pred_pos[..., _CA, :].double(), all_atom_positions[..., _CA, :].double()
     mask = all_atom_mask[..., _CA].double()
     finite = pred.isfinite().all(dim=-1).all(dim=-1)
-    pred = torch.where(finite[..., None, None], pred, 0.0)  # else no decomposition converges
+    pred = torch.where(finite[..., None, None], pred, 0.0)  # decompositions of nan fail
     metrics = {
         "lddt_ca": lddt(pred, true, mask, per_residue=False),
         "drmsd_ca": drmsd(pred, true, mask),
@@ -48,7 +48,7 @@ def structure_metrics(
 def drmsd(
     pred: Float[Tensor, "*B R 3"], true: Float[Tensor, "*B R 3"], mask: Float[Tensor, "*B R"]
 ) -> Float[Tensor, "*B"]:
-    """Root mean square difference of all distances, ångström; blind to mirror images."""
+    """Root mean square difference of all distances, ångström; the same for mirror images."""
     difference = torch.cdist(pred, pred) - torch.cdist(true, true)
     pair_mask = mask[..., :, None] * mask[..., None, :]
     pair_mask = pair_mask * (1 - torch.eye(mask.shape[-1], device=mask.device, dtype=mask.dtype))
@@ -69,8 +69,8 @@ def tm_score(
 ) -> Float[Tensor, "*B"]:
     """TM-score over the residues present, 0 to 1, 0.5 being the same fold.
 
-    The superposition that maximises it is sought by reweighting from the
-    all-residue one, so this is a lower bound of TM-align's search.
+    The superposition is improved by reweighting, starting with that of all residues,
+    so this is a lower bound of TM-align's search.
     Source: Zhang and Skolnick 2004.
     """
     count = torch.sum(mask, dim=-1).clamp(min=1)
@@ -87,7 +87,7 @@ def tm_score(
 def superpose(
     pred: Float[Tensor, "*B R 3"], true: Float[Tensor, "*B R 3"], weight: Float[Tensor, "*B R"]
 ) -> Float[Tensor, "*B R 3"]:
-    """`pred` moved rigidly onto `true`, least weighted squares. Source: Kabsch 1976."""
+    """`pred` superposed on `true` by weighted least squares. Source: Kabsch 1976."""
     share = (weight / torch.sum(weight, dim=-1, keepdim=True).clamp(min=1e-12))[..., None]
     centre_pred = torch.sum(share * pred, dim=-2, keepdim=True)
     centre_true = torch.sum(share * true, dim=-2, keepdim=True)
@@ -106,48 +106,48 @@ def dockq(
     mask: Float[Tensor, "R 37"],
     asym_id: Int[Tensor, " R"],
 ) -> Float[Tensor, ""]:
-    """Mean DockQ over all pairs of chains that touch in the truth; nan if none does.
+    """Mean DockQ over all pairs of chains in contact in the truth; nan if there are none.
 
-    Predicted chains stand in the truth's order; ångström. `asym_id` is 0 for padding.
+    Predicted chains are in the truth's order; positions in ångström. `asym_id` is 0 for padding.
     Source: Basu and Wallner 2016.
     """
-    pred, true, known = pred.double(), true.double(), mask > 0
+    pred, true, resolved = pred.double(), true.double(), mask > 0
     chains = [asym_id == number for number in torch.unique(asym_id).tolist() if number > 0]
     scores = []
-    for one, other in itertools.combinations(chains, 2):
-        near = _residue_distances(true, known, one, other)
-        contacts = near < _CONTACT
-        if contacts.any():
-            kept = (_residue_distances(pred, known, one, other) < _CONTACT) & contacts
-            interface = torch.zeros_like(one)
-            close = near < _INTERFACE
-            interface[one], interface[other] = close.any(1), close.any(0)
-            receptor, ligand = (one, other) if one.sum() >= other.sum() else (other, one)
-            interface_rmsd = _rmsd(pred, true, known, fitted=interface, measured=interface)
-            ligand_rmsd = _rmsd(pred, true, known, fitted=receptor, measured=ligand)
-            native = kept.sum() / contacts.sum()
-            scores.append((native + _scaled(interface_rmsd, 1.5) + _scaled(ligand_rmsd, 8.5)) / 3)
+    for chain, other in itertools.combinations(chains, 2):
+        distances = _residue_distances(true, resolved, chain, other)
+        native = distances < _CONTACT
+        if native.any():
+            predicted = _residue_distances(pred, resolved, chain, other) < _CONTACT
+            interface = torch.zeros_like(chain)
+            close = distances < _INTERFACE
+            interface[chain], interface[other] = close.any(1), close.any(0)
+            receptor, ligand = (chain, other) if chain.sum() >= other.sum() else (other, chain)
+            interface_rmsd = _rmsd(pred, true, resolved, fitted=interface, measured=interface)
+            ligand_rmsd = _rmsd(pred, true, resolved, fitted=receptor, measured=ligand)
+            fnat = (predicted & native).sum() / native.sum()
+            scores.append((fnat + _scaled(interface_rmsd, 1.5) + _scaled(ligand_rmsd, 8.5)) / 3)
     return torch.stack(scores).mean() if scores else pred.new_tensor(float("nan"))
 
 
-def _residue_distances(atoms: Tensor, known: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Least distance of any atoms of each residue of one chain to each of another, `[R, S]`."""
-    distance = torch.cdist(atoms[one].flatten(0, 1), atoms[other].flatten(0, 1))
-    both = known[one].flatten()[:, None] & known[other].flatten()
-    distance = torch.where(both, distance, torch.inf)
+def _residue_distances(atoms: Tensor, resolved: Tensor, chain: Tensor, other: Tensor) -> Tensor:
+    """Minimum atom-atom distances of all residue pairs of two chains, `[R, S]`."""
+    distance = torch.cdist(atoms[chain].flatten(0, 1), atoms[other].flatten(0, 1))
+    pair_mask = resolved[chain].flatten()[:, None] & resolved[other].flatten()
+    distance = torch.where(pair_mask, distance, torch.inf)
     return distance.view(-1, 37, int(other.sum()), 37).amin(dim=(1, 3))
 
 
 def _rmsd(
-    pred: Tensor, true: Tensor, known: Tensor, *, fitted: Tensor, measured: Tensor
+    pred: Tensor, true: Tensor, resolved: Tensor, *, fitted: Tensor, measured: Tensor
 ) -> Float[Tensor, ""]:
-    """Of the backbone of the residues measured, once that of those fitted is superposed."""
-    either = (fitted | measured)[:, None] & known[:, _BACKBONE]
-    moving, fixed = pred[:, _BACKBONE][either], true[:, _BACKBONE][either]
-    fitted, measured = (some[:, None].expand_as(either)[either] for some in (fitted, measured))
+    """Backbone RMSD of the `measured` residues after superposition of the `fitted` ones."""
+    atoms = (fitted | measured)[:, None] & resolved[:, _BACKBONE]
+    moving, fixed = pred[:, _BACKBONE][atoms], true[:, _BACKBONE][atoms]
+    fitted, measured = (mask[:, None].expand_as(atoms)[atoms] for mask in (fitted, measured))
     difference = superpose(moving, fixed, fitted.double()) - fixed
     return torch.sqrt(torch.sum(difference[measured] ** 2, dim=-1).mean())
 
 
-def _scaled(rmsd: Tensor, at: float) -> Tensor:
-    return 1 / (1 + (rmsd / at) ** 2)
+def _scaled(rmsd: Tensor, scale: float) -> Tensor:
+    return 1 / (1 + (rmsd / scale) ** 2)

@@ -1,4 +1,4 @@
-"""Which of two equivalent atom namings of the true structure fits the prediction better.
+"""Renaming of symmetric ground truth atoms: the naming that fits the prediction better.
 
 Source: AF2 SI 1.8.5, algorithm 26. Letters: R residues.
 """
@@ -16,9 +16,9 @@ from evofeed.protein.residue_geometry import ATOM14_AMBIGUOUS
 from evofeed.trainer.model.compiled import compilable
 
 _EPS = 1e-10
-_ANY = np.flatnonzero(ATOM14_AMBIGUOUS.any(axis=0))
-_SLOTS = slice(int(_ANY[0]), int(_ANY[-1]) + 1)
-"""Of the 14 slots those that hold an atom with two names in some residue."""
+_AMBIGUOUS = np.flatnonzero(ATOM14_AMBIGUOUS.any(axis=0))
+_SLOTS = slice(int(_AMBIGUOUS[0]), int(_AMBIGUOUS[-1]) + 1)
+"""The slots of atom14 with an atom of ambiguous name in some residue."""
 
 
 @compilable
@@ -26,9 +26,9 @@ _SLOTS = slice(int(_ANY[0]), int(_ANY[-1]) + 1)
 def rename_ground_truth(
     batch: Mapping[str, Tensor], pred_atom14: Float[Tensor, "*B R 14 3"]
 ) -> dict[str, Tensor]:
-    """True atom14 positions with ambiguous atoms named to suit the prediction.
+    """True atom14 positions with ambiguous atoms named to fit the prediction.
 
-    Compared are the distances of ambiguous atoms to all unambiguous ones.
+    The distances of ambiguous atoms to all unambiguous ones are compared.
 
     Returns:
         `alt_naming_is_better [*, R]` (0 or 1), `renamed_atom14_gt_positions`
@@ -54,6 +54,6 @@ def rename_ground_truth(
 
 def _distances(atom14: Tensor) -> Tensor:
     """Distances of the atoms in `_SLOTS` to all atoms, `[*, R*slots, R*14]`."""
-    some, atoms = atom14[..., _SLOTS, :].flatten(-3, -2), atom14.flatten(-3, -2)
-    square = torch.sum((some[..., :, None, :] - atoms[..., None, :, :]) ** 2, dim=-1)
+    ambiguous, atoms = atom14[..., _SLOTS, :].flatten(-3, -2), atom14.flatten(-3, -2)
+    square = torch.sum((ambiguous[..., :, None, :] - atoms[..., None, :, :]) ** 2, dim=-1)
     return torch.sqrt(square + _EPS)

@@ -1,4 +1,4 @@
-"""Fit of point sets onto each other, from sums alone: nothing is superposed.
+"""RMSD of the best superposition of point sets, from sums over their points.
 
 Sums over points add up, so the fit of any union of chains costs one addition of 18 numbers.
 Source: Theobald 2005 (the largest root of the key matrix's characteristic polynomial).
@@ -20,7 +20,7 @@ _TINY = 1e-30
 def fit_sums(
     x: Float[Tensor, "*B 3"], y: Float[Tensor, "*B 3"], weight: Float[Tensor, "*B"]
 ) -> Float[Tensor, "*B 18"]:
-    """What one pair of points adds to the sums: count, x, y, x y^T, |x|^2, |y|^2."""
+    """The summands of one pair of points: count, x, y, x y^T, |x|^2, |y|^2."""
     outer = (x[..., :, None] * y[..., None, :]).flatten(-2)
     squares = [torch.sum(points**2, dim=-1, keepdim=True) for points in (x, y)]
     parts = [torch.ones_like(x[..., :1]), x, y, outer, *squares]
@@ -30,8 +30,8 @@ def fit_sums(
 def fit_rmsd(sums: Float[Tensor, "*B 18"]) -> Float[Tensor, "*B"]:
     """Root mean square distance after the best rigid superposition; infinite without points.
 
-    No loop over samples, no decomposition by a library, no wait for the device. Points on one
-    line lose digits: the square is right to 1e-5 of theirs.
+    No loop over samples, no decomposition by a library, no wait for the device. Collinear points
+    lose digits: the relative error of the square is 1e-5.
     """
     count = sums[..., 0].clamp(min=1)
     x, y = sums[..., 1:4], sums[..., 4:7]
@@ -52,7 +52,7 @@ def _best_overlap(matrix: Float[Tensor, "*B 3 3"]) -> Float[Tensor, "*B"]:
     roots = _eigenvalues(square).clamp(min=0).sqrt()
     sign = torch.where(determinant < 0, -1.0, 1.0).to(matrix.dtype)
     value = roots[..., 0] + roots[..., 1] + sign * roots[..., 2]
-    # Polish: it is the largest root of x^4 + c2 x^2 + c1 x + c0.
+    # Newton steps: the trace is the largest root of x^4 + c2 x^2 + c1 x + c0.
     trace = torch.sum(matrix**2, dim=(-1, -2))
     c2, c1 = -2 * trace, -8 * determinant
     c0 = 2 * torch.sum(square**2, dim=(-1, -2)) - trace**2
@@ -65,7 +65,7 @@ def _best_overlap(matrix: Float[Tensor, "*B 3 3"]) -> Float[Tensor, "*B"]:
 
 
 def _eigenvalues(matrix: Float[Tensor, "*B 3 3"]) -> Float[Tensor, "*B 3"]:
-    """Of symmetric matrices, largest first, by the cosine formula."""
+    """Eigenvalues of symmetric matrices, largest first, by the cosine formula."""
     mean = torch.diagonal(matrix, dim1=-2, dim2=-1).sum(-1) / 3
     identity = torch.eye(3, dtype=matrix.dtype, device=matrix.device)
     centred = matrix - mean[..., None, None] * identity

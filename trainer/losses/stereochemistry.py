@@ -1,7 +1,7 @@
 """Bond lengths and angles inside residues, and the distance bounds that follow from them.
 
 `stereochemistry.txt`: `A-B mean deviation` is a bond in ångström, `A-B-C mean deviation` an
-angle in degrees. `*` holds what all residues with these atoms share unless they say otherwise.
+angle in degrees. Values below `*` hold for all residues with these atoms, unless overridden.
 Values: Engh and Huber, International Tables for Crystallography F (2001), 18.3.
 Source of the bounds: AF2 SI 1.9.11.
 """
@@ -22,7 +22,7 @@ VAN_DER_WAALS_RADIUS: Final = {"C": 1.7, "N": 1.55, "O": 1.52, "S": 1.8}
 """By element, ångström."""
 ATOM37_RADIUS: Final = np.array([VAN_DER_WAALS_RADIUS[name[0]] for name in ATOM_TYPES])
 CA_CA_DISTANCE: Final = 3.80209737096
-"""Between neighbours in the trans configuration, ångström."""
+"""Between consecutive residues in the trans configuration, ångström."""
 C_N_LENGTH: Final = (1.329, 0.014)
 """Peptide bond: mean and deviation, ångström."""
 C_N_LENGTH_PROLINE: Final = (1.341, 0.016)
@@ -34,7 +34,7 @@ COS_CA_C_N: Final = -0.4473
 
 
 def _geometry() -> dict[str, dict[str, tuple[float, float]]]:
-    """By residue mean and deviation of each bond and angle."""
+    """Mean and deviation of each bond and angle, by residue."""
     residues: dict[str, dict[str, tuple[float, float]]] = {}
     name = ""
     for line in Path(__file__).with_name("stereochemistry.txt").read_text().splitlines():
@@ -51,10 +51,10 @@ def _geometry() -> dict[str, dict[str, tuple[float, float]]]:
 
 
 def _angle_as_distance(
-    one: tuple[float, float], other: tuple[float, float], angle: tuple[float, float]
+    bond_a: tuple[float, float], bond_b: tuple[float, float], angle: tuple[float, float]
 ) -> tuple[float, float]:
     """Length and deviation of the side opposite to an angle (degrees) between two bonds."""
-    (a, sigma_a), (b, sigma_b) = one, other
+    (a, sigma_a), (b, sigma_b) = bond_a, bond_b
     gamma, sigma_gamma = np.deg2rad(angle[0]), np.deg2rad(angle[1])
     length = np.sqrt(a**2 + b**2 - 2 * a * b * np.cos(gamma))
     # Errors propagate as if they were independent.
@@ -64,29 +64,30 @@ def _angle_as_distance(
     return float(length), float(np.sqrt(by_angle**2 + by_a**2 + by_b**2))
 
 
-def _known_distances(
+def _fixed_distances(
     geometry: dict[str, tuple[float, float]],
 ) -> dict[tuple[str, str], tuple[float, float]]:
     """Mean and deviation of every distance fixed by a bond or by an angle."""
     bonds = {frozenset(k.split("-")): v for k, v in geometry.items() if k.count("-") == 1}
-    known = {}
+    distances = {}
     for key, value in geometry.items():
         first, *middle, last = key.split("-")
         if middle:
-            one, other = bonds[frozenset((first, *middle))], bonds[frozenset((*middle, last))]
-            known[first, last] = _angle_as_distance(one, other, value)
+            sides = bonds[frozenset((first, *middle))], bonds[frozenset((*middle, last))]
+            distances[first, last] = _angle_as_distance(*sides, value)
         else:
-            known[first, last] = value
-    return known
+            distances[first, last] = value
+    return distances
 
 
 @lru_cache(maxsize=4)
 def atom14_distance_bounds(
     overlap_tolerance: float, tolerance_factor: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Least and largest allowed distance of two atoms of a residue, `f32[21, 14, 14]` each.
+    """Lower and upper bound of the distance of two atoms of a residue, `f32[21, 14, 14]` each.
 
-    Unbonded atoms may overlap by so many ångström, bonded distances be off by so many deviations.
+    Unbonded atoms may overlap by `overlap_tolerance` ångström; bonded distances may differ from
+    their mean by `tolerance_factor` deviations.
     """
     lower = np.zeros([21, 14, 14], np.float32)
     upper = np.zeros([21, 14, 14], np.float32)
@@ -94,18 +95,18 @@ def atom14_distance_bounds(
     for i, name in enumerate(RESTYPE_3):
         slots = {atom: slot for slot, atom in enumerate(RESIDUE_ATOMS[name])}
         bounds = {
-            (one, other): (
-                VAN_DER_WAALS_RADIUS[one[0]] + VAN_DER_WAALS_RADIUS[other[0]] - overlap_tolerance,
+            (a, b): (
+                VAN_DER_WAALS_RADIUS[a[0]] + VAN_DER_WAALS_RADIUS[b[0]] - overlap_tolerance,
                 1e10,
             )
-            for one, other in combinations(slots, 2)
+            for a, b in combinations(slots, 2)
         }
-        for pair, (mean, sigma) in _known_distances(geometry[name]).items():
+        for pair, (mean, sigma) in _fixed_distances(geometry[name]).items():
             bounds.pop(pair[::-1], None)
-            spread = tolerance_factor * sigma
-            bounds[pair] = (mean - spread, mean + spread)
-        for (one, other), (low, high) in bounds.items():
-            a, b = slots[one], slots[other]
-            lower[i, [a, b], [b, a]] = low
-            upper[i, [a, b], [b, a]] = high
+            tolerance = tolerance_factor * sigma
+            bounds[pair] = (mean - tolerance, mean + tolerance)
+        for (a, b), (low, high) in bounds.items():
+            j, k = slots[a], slots[b]
+            lower[i, [j, k], [k, j]] = low
+            upper[i, [j, k], [k, j]] = high
     return lower, upper

@@ -30,13 +30,13 @@ class AlphaFoldLoss(nn.Module):
     """Loss of a batch: the mean over its samples, each scaled by the root of its length.
 
     Everything is computed outside autocast, at least in float32. A term of weight
-    0 is still computed, so that it can be watched and no parameter goes without a
-    gradient. A term that is not finite makes the loss so: the training loop skips
-    that step and says which sample it was.
+    0 is still computed, so that it is logged and every parameter gets a gradient. A
+    term that is not finite makes the loss not finite: the training loop skips
+    that step and names the sample.
     """
 
     no_chains: int | None
-    """Chains of the largest complex; None: as many as the batch has, which waits for the device."""
+    """Chains of the largest complex; None: counted in the batch, which waits for the device."""
 
     def __init__(self, config: LossConfig) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class AlphaFoldLoss(nn.Module):
         """Scalar loss, and every term's mean over the batch (detached).
 
         Args:
-            outputs: what `AlphaFold` returns.
-            batch: the batch it was given. Of a complex with `gt_features.*` the labels are
+            outputs: those of `AlphaFold`.
+            batch: the batch that the model got. For a complex with `gt_features.*` the labels are
                 those of the chains that fit best (see `permutation.py`).
 
         Returns:
@@ -131,7 +131,7 @@ class AlphaFoldLoss(nn.Module):
         return config.fape_backbone * within + config.fape_interface * between
 
     def _violation(self, sm: Mapping[str, Tensor], feats: Mapping[str, Tensor]) -> Tensor:
-        # All pairs of atoms: at weight 0 they are looked at, but nothing is kept for backward.
+        # All pairs of atoms take much memory: at weight 0 nothing is saved for backward.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.violation > 0):
-            found = find_structural_violations(feats, sm["positions"][-1], self.config)
-            return violation_loss(found, feats["atom14_atom_exists"], self.config)
+            violations = find_structural_violations(feats, sm["positions"][-1], self.config)
+            return violation_loss(violations, feats["atom14_atom_exists"], self.config)

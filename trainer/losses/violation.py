@@ -1,4 +1,4 @@
-"""Structural violations: broken peptide bonds, atoms too close, residues out of shape.
+"""Structural violations: broken peptide bonds, clashes, distances out of bounds in residues.
 
 Source: AF2 SI 1.9.11, equations 44 to 47. Letters: R residues; atoms are in atom14 layout.
 """
@@ -28,7 +28,7 @@ from evofeed.trainer.model.compiled import compilable
 from evofeed.trainer.model.config import LossConfig
 
 _N, _CA, _C = 0, 1, 2
-_SULPHUR_SLOT = 5  # of cysteine; as in AF2, this slot is spared in every residue pair
+_SULPHUR_SLOT = 5  # of cysteine; as in AF2, this slot is exempt in every pair of residues
 _BOND_EPS = 1e-6
 _CLASH_EPS = 1e-10
 
@@ -51,7 +51,7 @@ def find_structural_violations(
     )
     radius = radius[batch["residx_atom14_to_atom37"]] * exists
     tolerance = config.clash_overlap_tolerance
-    close = between_residue_clashes(
+    clashes = between_residue_clashes(
         atom14, exists, radius, batch["residue_index"], tolerance, asym_id,
         same_number_never_clashes=config.same_number_never_clashes,
     )  # fmt: skip
@@ -61,12 +61,12 @@ def find_structural_violations(
     per_residue = torch.stack(
         [
             bonds["connections_per_residue_violation_mask"],
-            close["clashes_per_atom_clash_mask"].amax(-1),
+            clashes["clashes_per_atom_clash_mask"].amax(-1),
             within["per_atom_violations"].amax(-1),
         ]
     )
     return {
-        "between_residues": bonds | close,
+        "between_residues": bonds | clashes,
         "within_residues": within,
         "total_per_residue_violations_mask": per_residue.amax(0),
     }
@@ -98,9 +98,9 @@ def between_residue_bonds(
     ca_c_n_stddev: float,
     asym_id: Int[Tensor, "*B R"] | None = None,
 ) -> dict[str, Tensor]:
-    """Peptide bonds whose length or angles are off by more than the tolerance.
+    """Peptide bonds whose length or angles deviate by more than the tolerance.
 
-    With `asym_id` there is none between two chains. Source: equations 44 and 45.
+    With `asym_id`, residues of two chains have no bond. Source: equations 44 and 45.
     """
     ca, c = atom14[..., :-1, _CA, :], atom14[..., :-1, _C, :]
     next_n, next_ca = atom14[..., 1:, _N, :], atom14[..., 1:, _CA, :]
@@ -114,8 +114,8 @@ def between_residue_bonds(
 
     proline = (aatype[..., 1:] == RESTYPES.index("P")).to(atom14.dtype)
     length, sigma = (
-        usual + (special - usual) * proline
-        for usual, special in zip(C_N_LENGTH, C_N_LENGTH_PROLINE, strict=True)
+        general + (before_proline - general) * proline
+        for general, before_proline in zip(C_N_LENGTH, C_N_LENGTH_PROLINE, strict=True)
     )
     cos_ca_c_n = torch.sum(c_ca * c_n, dim=-1)
     cos_c_n_ca = torch.sum(-c_n * n_ca, dim=-1)
@@ -134,7 +134,7 @@ def between_residue_bonds(
         "bonds_c_n_loss_mean": means[0],
         "angles_ca_c_n_loss_mean": means[1],
         "angles_c_n_ca_loss_mean": means[2],
-        # Every bond belongs half to each of its residues.
+        # Each residue of a bond gets half of its loss.
         "connections_per_residue_loss_sum": 0.5 * (F.pad(loss, (0, 1)) + F.pad(loss, (1, 0))),
         "connections_per_residue_violation_mask": torch.maximum(
             F.pad(flag, (0, 1)), F.pad(flag, (1, 0))
@@ -170,7 +170,7 @@ def between_residue_clashes(
 ) -> dict[str, Tensor]:
     """Atoms of different residues closer than their radii allow. Source: equation 46.
 
-    Bonded C-N of neighbours in a chain and slot 5 against slot 5 (disulfides) are spared.
+    Exempt are peptide bonds (C-N) and pairs of slots 5 (disulfides).
     """
     slot = torch.arange(14, device=atom14.device)
     points = atom14.flatten(-3, -2)
@@ -178,9 +178,9 @@ def between_residue_clashes(
     distance = torch.sqrt(_CLASH_EPS + square)
     index = residue_index[..., None].expand(*residue_index.shape, 14).flatten(-2)
     slots = slot.repeat(atom14.shape[-3])
-    one, other = index[..., :, None], index[..., None, :]
-    bonded = (one + 1 == other) & (slots[:, None] == _C) & (slots[None, :] == _N)
-    before = one < other
+    row, column = index[..., :, None], index[..., None, :]
+    bonded = (row + 1 == column) & (slots[:, None] == _C) & (slots[None, :] == _N)
+    before = row < column
     if asym_id is not None:
         chain = asym_id[..., None].expand(*asym_id.shape, 14).flatten(-2)
         same_chain = chain[..., :, None] == chain[..., None, :]
@@ -216,9 +216,9 @@ def within_residue_violations(
     lower_bound: Float[Tensor, "*B R 14 14"],
     upper_bound: Float[Tensor, "*B R 14 14"],
 ) -> dict[str, Tensor]:
-    """Atoms of one residue outside their distance bounds; every pair is seen from both sides."""
-    other = 1 - torch.eye(14, device=atom14.device, dtype=atom14.dtype)
-    mask = exists[..., :, None] * exists[..., None, :] * other
+    """Atoms of one residue outside their distance bounds; every pair counts in both orders."""
+    not_self = 1 - torch.eye(14, device=atom14.device, dtype=atom14.dtype)
+    mask = exists[..., :, None] * exists[..., None, :] * not_self
     square = torch.sum((atom14[..., :, None, :] - atom14[..., None, :, :]) ** 2, dim=-1)
     distance = torch.sqrt(_CLASH_EPS + square)
     error = mask * (torch.relu(lower_bound - distance) + torch.relu(distance - upper_bound))
@@ -266,6 +266,6 @@ def _mean(value: Tensor, mask: Tensor) -> Tensor:
 def _tables(
     overlap_tolerance: float, tolerance_factor: float, device: torch.device, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Radius of each of 37 atoms; least and largest distance of two atoms of a residue."""
+    """Radius of each of 37 atoms; lower and upper distance bounds of two atoms of a residue."""
     arrays = (ATOM37_RADIUS, *atom14_distance_bounds(overlap_tolerance, tolerance_factor))
     return [torch.as_tensor(array, dtype=dtype).to(device) for array in arrays]

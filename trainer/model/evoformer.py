@@ -132,7 +132,7 @@ class MSAStack(nn.Module):
     With `checkpointing` activations are recomputed in the backward pass.
     """
 
-    watch: Callable[[], None] | None = None
+    on_block: Callable[[], None] | None = None
     """Called after every block, if anybody watches."""
 
     def __init__(self, blocks: Iterable[MSABlock]) -> None:
@@ -159,8 +159,8 @@ class MSAStack(nn.Module):
         """MSA and pairs after a step of each block, `step(block, m, z, ...)`."""
         for block in self.blocks:
             m, z = checkpointed(step, block, m, z, *given, enabled=self.checkpointing, **options)
-            if self.watch is not None:
-                self.watch()
+            if self.on_block is not None:
+                self.on_block()
         return m, z
 
     def _result(self, m: Tensor, z: Tensor) -> Any:

@@ -1,1 +1,1 @@
-"""One sample on several GPUs: the stacks on shards, beside a model that knows nothing of it."""
+"""One sample on several GPUs: sharded stacks for a model whose code has no parallelism."""

@@ -1,8 +1,8 @@
-"""The ranks that share one sample, and how an axis of a tensor is cut among them.
+"""The ranks that share one sample, and the sharding of a tensor's axis over them.
 
-Ranks form a mesh of `data` x `axial`: neighbours in rank share a sample, so that they sit in
-one host. An axis of N positions is cut into neighbouring parts that differ by at most one in
-length; with fewer positions than ranks the last parts are empty.
+Ranks form a mesh of `data` x `axial`: consecutive ranks share a sample, so that they are on one
+host. An axis of N positions is cut into contiguous parts that differ by at most one in length;
+with fewer positions than ranks the last parts are empty.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from evofeed.kernels import PeerMemory
 class Axis:
     """Ranks that hold parts of the same sample.
 
-    GPUs of one host exchange through `memory`. With `in_place` parts of the pairs are written over:
-    nobody else reads them, and there is no gradient.
+    GPUs of one host exchange through `memory`. With `in_place` the pair representation is
+    overwritten: the caller does not read the old one, and there is no gradient.
     """
 
     group: Any
@@ -32,43 +32,43 @@ class Axis:
     memory: PeerMemory | None = None
     in_place: bool = False
 
-    def lengths(self, whole: int) -> list[int]:
+    def lengths(self, length: int) -> list[int]:
         """Length of every rank's part of an axis."""
-        least, more = divmod(whole, self.size)
-        return [least + (rank < more) for rank in range(self.size)]
+        least, remainder = divmod(length, self.size)
+        return [least + (rank < remainder) for rank in range(self.size)]
 
     def part(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's part of a tensor that every rank holds whole: a view."""
+        """This rank's part of a tensor that every rank holds in full: a view."""
         first, last = self.span(x.shape[dim])
         return x.narrow(dim, first, last - first)
 
-    def span(self, whole: int) -> tuple[int, int]:
-        """First and behind the last position of this rank's part of an axis."""
-        lengths = self.lengths(whole)
+    def span(self, length: int) -> tuple[int, int]:
+        """Start and end (exclusive) of this rank's part of an axis."""
+        lengths = self.lengths(length)
         first = sum(lengths[: self.rank])
         return first, first + lengths[self.rank]
 
-    def all_have(self, whole: int) -> bool:
-        """Whether no part of such an axis is empty."""
-        return whole >= self.size
+    def all_nonempty(self, length: int) -> bool:
+        """True if every rank has a position of an axis of this length."""
+        return length >= self.size
 
     def memory_for(self, x: Tensor, split: int, join: int, length: int) -> PeerMemory | None:
-        """The memory, if it has room for the most numbers of such an exchange that a rank receives.
+        """The memory, if it has room for what a rank receives at most in such an exchange.
 
-        A sum cuts and joins one axis: the parts of all ranks count.
+        A sum cuts and joins one axis: a rank receives parts from all ranks.
         """
         if self.memory is None:
             return None
         others = math.prod(n for d, n in enumerate(x.shape, -x.dim()) if d not in (split, join))
-        here = self.size if split == join else self.lengths(x.shape[split])[0]
-        most = others * here * (self.lengths(length)[0] if split == join else length)
-        return self.memory if self.memory.fits(x.dtype, most) else None
+        parts = self.size if split == join else self.lengths(x.shape[split])[0]
+        numel = others * parts * (self.lengths(length)[0] if split == join else length)
+        return self.memory if self.memory.fits(x.dtype, numel) else None
 
 
 def axial_group(ranks: int, axial: int, device: torch.device) -> Axis:
-    """This process's place along `axial` of the mesh (ranks / axial) x axial.
+    """This process's axis in the mesh (ranks / axial) x axial.
 
-    Every rank must call it; the process group of all must be there, and `axial` divide the ranks.
+    Every rank must call it after `init_process_group`; `axial` must divide the number of ranks.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -80,7 +80,7 @@ def axial_group(ranks: int, axial: int, device: torch.device) -> Axis:
 
 
 def check_divides(ranks: int, axial: int) -> None:
-    """Whether so many ranks can stand in groups of `axial` (raises TrainerError: they cannot)."""
+    """Raises TrainerError unless `axial` divides the number of ranks."""
     if ranks % axial:
         fitting = [str(n) for n in range(1, ranks + 1) if ranks % n == 0]
         raise TrainerError(

@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Two exchanges between the ranks of an axis, each with its exact adjoint as backward pass.
+"""All-to-all and all-gather over the ranks of an axis, each with its exact adjoint as backward.
 
-They go through the memory of the axis where it has one (`evofeed.kernels.PeerMemory`) and they fit
-there, else by `torch.distributed`.
+They use the peer memory of the axis (`evofeed.kernels.PeerMemory`) if it has one and they fit
+there, else `torch.distributed`.
 
-What is differentiated is the *sum* of the ranks' losses. So nothing needs to know which
-parameters worked on shards and which on the whole: the mean of all ranks' gradients is the
-gradient of one rank's loss, for every parameter alike.
+The *sum* of the ranks' losses is differentiated. So no code needs to know which parameters worked
+on shards and which on full tensors: the mean of all ranks' gradients is the gradient of one rank's
+loss, for every parameter.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduc
 
 
 def exchange(x: Tensor, axis: Axis, *, split: int, join: int, length: int) -> Tensor:
-    """A part along `split` of what was a part along `join`: one all-to-all.
+    """Reshards a tensor from axis `join` to axis `split`: one all-to-all.
 
     Args:
-        x: whole along axis `split`, this rank's part along `join`.
+        x: full along axis `split`, this rank's part along `join`.
         split: axis to cut, counted from the end.
-        join: axis to put together, counted from the end.
-        length: of the whole along `join`.
+        join: axis to concatenate, counted from the end.
+        length: full length along `join`.
     """
     return _Exchange.apply(x, axis, split, join, length)  # type: ignore[no-any-return]
 
 
 def gather(x: Tensor, axis: Axis, *, dim: int, length: int) -> Tensor:
-    """The whole, on every rank, from everybody's part along `dim` (counted from the end)."""
+    """The full tensor, on every rank, from all ranks' parts along `dim` (counted from the end)."""
     return _Gather.apply(x, axis, dim, length)  # type: ignore[no-any-return]
 
 
@@ -50,16 +50,16 @@ def exchanged(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tens
     sends, receives = axis.lengths(x.shape[split]), axis.lengths(length)
     memory = axis.memory_for(x, split, join, length)
     if memory is not None:
-        mine: Tensor = memory.exchange(x.contiguous(), split, join, length)
-        return mine
+        part: Tensor = memory.exchange(x.contiguous(), split, join, length)
+        return part
     shape = list(x.shape)
     shape[split] = sends[axis.rank]
     shapes = [_with(shape, join, n) for n in receives]
-    sent = _packed(x, sends, split)
     received = x.new_empty(sum(map(math.prod, shapes)))
     others = x.numel() // x.shape[split] if x.shape[split] else 0
     dist.all_to_all_single(
-        received, sent, [math.prod(s) for s in shapes], [n * others for n in sends],
+        received, _packed(x, sends, split), [math.prod(s) for s in shapes],
+        [n * others for n in sends],
         group=axis.group,
     )  # fmt: skip
     return _joined(received, shapes, join)
@@ -70,28 +70,28 @@ def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
     if axis.size == 1:
         return x
     lengths = axis.lengths(length)
-    most = lengths[0]
+    longest = lengths[0]
     memory = axis.memory_for(x, dim, dim, length)
     if memory is not None:
-        whole: Tensor = memory.gather(x.contiguous(), dim, length)
-        return whole
-    mine = _padded(x, dim, most).contiguous()
-    received = x.new_empty(axis.size * mine.numel())
-    all_gather(received, mine.view(-1), group=axis.group)
-    whole = _joined(received, [list(mine.shape)] * axis.size, dim)
-    if length == most * axis.size:
-        return whole
-    parts = zip(whole.split(most, dim), lengths, strict=True)
+        full: Tensor = memory.gather(x.contiguous(), dim, length)
+        return full
+    part = _padded(x, dim, longest).contiguous()
+    received = x.new_empty(axis.size * part.numel())
+    all_gather(received, part.view(-1), group=axis.group)
+    full = _joined(received, [list(part.shape)] * axis.size, dim)
+    if length == longest * axis.size:
+        return full
+    parts = zip(full.split(longest, dim), lengths, strict=True)
     return torch.cat([part.narrow(dim, 0, n) for part, n in parts], dim)
 
 
 def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tensor:
-    """This rank's part along `dim` of the sum of everybody's whole: one reduce-scatter.
+    """This rank's part along `dim` of the sum of all ranks' tensors: one reduce-scatter.
 
-    Into `out`, contiguous, if it is given.
+    Written to `out`, which must be contiguous, if it is given.
     """
     lengths = axis.lengths(x.shape[dim])
-    most = lengths[0]
+    longest = lengths[0]
     memory = axis.memory_for(x, dim, dim, x.shape[dim])
     if out is not None and (axis.size == 1 or memory is None):
         return out.copy_(reduced(x, axis, dim))
@@ -100,20 +100,20 @@ def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tenso
     if memory is not None:
         part: Tensor = memory.reduce(x.contiguous(), dim, out)
         return part
-    if x.shape[dim] == most * axis.size:
-        sent = _packed(x, lengths, dim)
+    if x.shape[dim] == longest * axis.size:
+        packed = _packed(x, lengths, dim)
     else:
-        parts = [_padded(part, dim, most) for part in x.split(lengths, dim)]
-        sent = torch.cat([part.reshape(-1) for part in parts])
-    received = x.new_empty(_with(x.shape, dim, most))
-    reduce_scatter(received.view(-1), sent, group=axis.group)
+        parts = [_padded(part, dim, longest) for part in x.split(lengths, dim)]
+        packed = torch.cat([part.reshape(-1) for part in parts])
+    received = x.new_empty(_with(x.shape, dim, longest))
+    reduce_scatter(received.view(-1), packed, group=axis.group)
     return received.narrow(dim, 0, lengths[axis.rank]).contiguous()
 
 
 class Others:
-    """What the other ranks have along axis -2, for a fused operator on this one's part.
+    """The collectives along axis -2 that a fused operator calls on this rank's part.
 
-    Length, and mask where the operator asks for it, are of the whole.
+    `length`, and `mask` if the operator needs one, are those of the full tensor.
     """
 
     def __init__(self, axis: Axis, length: int, mask: Tensor | None = None) -> None:
@@ -121,11 +121,11 @@ class Others:
         self.mask: Any = mask
 
     def gather(self, x: Tensor) -> Tensor:
-        """The whole from everybody's part."""
+        """The full tensor from all ranks' parts."""
         return gathered(x, self._axis, -2, self._length)
 
     def reduce(self, d: Tensor, out: Tensor | None = None) -> Tensor:
-        """The adjoint: this rank's part of the sum of everybody's whole, into `out` if given."""
+        """The adjoint: this rank's part of the sum of all ranks' `d`, in `out` if given."""
         return reduced(d, self._axis, -2, out)
 
 
@@ -158,14 +158,14 @@ def _with(shape: Sequence[int], dim: int, length: int) -> list[int]:
 
 
 def _packed(x: Tensor, lengths: Sequence[int], dim: int) -> Tensor:
-    """Parts along `dim`, one behind the other; without a copy where they lie so already."""
+    """Parts along `dim`, one after the other, flat; a view if they are contiguous already."""
     if math.prod(x.shape[:dim]) == 1:
         return x.reshape(-1)
     return torch.cat([part.reshape(-1) for part in x.split(list(lengths), dim)])
 
 
 def _joined(flat: Tensor, shapes: Sequence[Sequence[int]], dim: int) -> Tensor:
-    """The whole of parts that lie one behind the other; a view where it can be."""
+    """The tensor of flat parts, concatenated along `dim`; a view if possible."""
     if math.prod(shapes[0][:dim]) == 1:
         return flat.view(_with(shapes[0], dim, sum(shape[dim] for shape in shapes)))
     parts = flat.split([math.prod(shape) for shape in shapes])

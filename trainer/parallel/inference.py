@@ -1,8 +1,8 @@
-"""Prediction with nothing but each rank's rows of the pairs, from the first embedder to the heads.
+"""Prediction with only this rank's rows of the pair representation, from embedders to heads.
 
-The passes are those of `AlphaFold.forward`. Pairs are written over in place, by the stacks and by
-the next pass, so that beside them there is only what one operator needs. Letters: N residues,
-n of them here, C channels.
+The passes are those of `AlphaFold.forward`. The stacks and the next pass overwrite the pairs in
+place, so that apart from them there is only what one operator needs. Letters: N residues, n of them
+on this rank, C channels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evofeed.trainer.model.heads import (
 from evofeed.trainer.model.primitives import at_least_float32
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered
-from evofeed.trainer.parallel.rows import embedded_rows, rows_at_once, slices
+from evofeed.trainer.parallel.rows import chunks, embedded_rows, rows_per_chunk
 from evofeed.trainer.parallel.stacks import add_templates, msa_rows
 
 
@@ -31,13 +31,13 @@ def predict_by_rows(
     model: AlphaFold, axis: Axis, batch: Mapping[str, Tensor], previous: Recycled | None = None
 ) -> dict[str, Any]:
     """`AlphaFold.forward`; evaluated without a gradient, by rows: `pair` is `[*, n, N, C]`, or
-    whole if the chain has fewer residues than there are ranks.
+    full if the chain has fewer residues than there are ranks.
 
-    Neither logits of aligned errors are among the outputs nor their probabilities.
+    The outputs have neither the logits nor the probabilities of aligned errors.
     """
-    # With fewer residues than ranks, one row may be all pairs: the ranks would not agree on it.
-    few = not axis.all_have(batch["aatype"].shape[-1])
-    if torch.is_grad_enabled() or model.training or previous is not None or few:
+    # With fewer residues than ranks, one row may be the full pairs: ranks would take other paths.
+    short = not axis.all_nonempty(batch["aatype"].shape[-1])
+    if torch.is_grad_enabled() or model.training or previous is not None or short:
         return AlphaFold.forward(model, batch, previous)
     axis = replace(axis, in_place=True)
     cycles = batch["msa_feat"].shape[0]
@@ -75,7 +75,7 @@ def _trunk(
 
 
 def _distogram(heads: AuxiliaryHeads, axis: Axis, z: Tensor) -> Tensor:
-    """Its logits, of all pairs on every rank."""
+    """Logits of the distogram, of all pairs, on every rank."""
     logits = heads.distogram.linear(z)
     turned = exchanged(logits, axis, -2, -3, z.shape[-2]).transpose(-2, -3)
     return gathered(logits + turned, axis, -3, z.shape[-2])
@@ -84,19 +84,19 @@ def _distogram(heads: AuxiliaryHeads, axis: Axis, z: Tensor) -> Tensor:
 def _heads(
     heads: AuxiliaryHeads, axis: Axis, outputs: Mapping[str, Any], asym_id: Tensor | None
 ) -> dict[str, Tensor]:
-    """Every head; those of pairs a few rows at a time, and what they say of all pairs."""
+    """Outputs of every head; those of pairs are computed in chunks of rows."""
     z = outputs["pair"]
     n, N = z.shape[-3:-1]
-    found = heads.of_residues(outputs, outputs["sm"]["single"])
-    found["distogram_logits"] = _distogram(heads, axis, z)
+    predictions = heads.of_residues(outputs, outputs["sm"]["single"])
+    predictions["distogram_logits"] = _distogram(heads, axis, z)
     if heads.tm is None:
-        return found
+        return predictions
     bins, count = heads.tm.linear.weight.shape[0], z.new_full((), N, dtype=torch.float32)
-    at_once = rows_at_once(4 * 4 * bins * N, z.device) or max(1, n)
+    chunk_size = rows_per_chunk(4 * 4 * bins * N, z.device) or max(1, n)
     errors = at_least_float32(z[..., :0]).new_empty(*z.shape[:-3], 2, n, N)
-    for some in slices(0, n, at_once):
-        rows = heads.tm(z[..., some, :, :])
-        errors[..., 0, some, :] = expected_tm(rows, count)
-        errors[..., 1, some, :] = compute_predicted_aligned_error(rows)["predicted_aligned_error"]
+    for chunk in chunks(0, n, chunk_size):
+        rows = heads.tm(z[..., chunk, :, :])
+        errors[..., 0, chunk, :] = expected_tm(rows, count)
+        errors[..., 1, chunk, :] = compute_predicted_aligned_error(rows)["predicted_aligned_error"]
     expected, error = gathered(errors, axis, -2, N).unbind(-3)
-    return found | {"predicted_aligned_error": error, **heads.scores(expected, asym_id)}
+    return predictions | {"predicted_aligned_error": error, **heads.scores(expected, asym_id)}

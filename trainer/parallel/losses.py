@@ -1,4 +1,4 @@
-"""The two dearest terms of the loss, each made by one of the ranks that share a sample."""
+"""The two slowest terms of the loss, each computed by one of the ranks that share a sample."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SHARED = ("violation", "fape")
 
 
 def share_losses(loss: AlphaFoldLoss, axis: Axis) -> AlphaFoldLoss:
-    """Lets violations be one rank's and FAPE another's, in place, and returns the loss.
+    """Assigns the violation and FAPE terms to one rank each, in place; returns the loss.
 
-    Every rank gets every value. A gradient is its owner's alone, times the number of ranks: their
-    mean over the ranks is as it was.
+    Every rank gets every value. Only the owner has a term's gradient, times the number of ranks:
+    the mean over the ranks is the same as without sharing.
     """
     for number, name in enumerate(SHARED):
         term = partial(_term, getattr(loss, f"_{name}"), axis, number % axis.size)
@@ -30,10 +30,10 @@ def share_losses(loss: AlphaFoldLoss, axis: Axis) -> AlphaFoldLoss:
 
 
 def _terms(
-    make: Callable[..., dict[str, Tensor]], axis: Axis, *given: Mapping[str, Tensor]
+    make: Callable[..., dict[str, Tensor]], axis: Axis, *arguments: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """All terms of each sample; ranks wait for each other when each has made its own."""
-    terms = make(*given)
+    """All terms of each sample; ranks wait for each other after computing their own."""
+    terms = make(*arguments)
     return terms | {name: _OwnersValue.apply(terms[name], axis) for name in SHARED}  # type: ignore[no-untyped-call]
 
 
@@ -41,7 +41,7 @@ def _term(
     make: Callable[..., Tensor], axis: Axis, owner: int, sm: Mapping[str, Tensor],
     feats: Mapping[str, Tensor],
 ) -> Tensor:  # fmt: skip
-    """A term of each sample `[*]`; zeros if it is another rank's."""
+    """A term of each sample `[*]`; zeros if another rank owns it."""
     if axis.rank == owner:
         return make(sm, feats)
     return sm["positions"].new_zeros(feats["aatype"].shape[:-1])
@@ -49,10 +49,10 @@ def _term(
 
 class _OwnersValue(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, term: Tensor, axis: Axis) -> Tensor:
         ctx.ranks = axis.size
-        rows = gathered(mine.reshape(1, -1), axis, -2, axis.size)
-        return rows.sum(0).view(mine.shape)
+        rows = gathered(term.reshape(1, -1), axis, -2, axis.size)
+        return rows.sum(0).view(term.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

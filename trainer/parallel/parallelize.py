@@ -1,8 +1,8 @@
-"""`parallelize`: the stacks of a model on shards, in place; the model's own code stays as it is.
+"""`parallelize`: shards the stacks of a model over ranks, in place, without changes to its code.
 
-Embedders, structure module, heads and losses work on the whole, on every rank alike: 8 % of a
-step of one GPU, where a collective would cost as much as it saves. Without a gradient the parts
-that hold more than the pairs work a few rows at a time (`rows`).
+Embedders, structure module, heads and losses work on full tensors, the same on every rank: 8 % of
+a step of one GPU, where a collective would cost as much as it saves. Without a gradient the parts
+that need more memory than the pairs work in chunks of rows (`rows`).
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from evofeed.trainer.model.template import TemplateEmbedder
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 from evofeed.trainer.parallel.inference import predict_by_rows
-from evofeed.trainer.parallel.rows import structure_by_rows
+from evofeed.trainer.parallel.rows import chunk_structure_module
 from evofeed.trainer.parallel.stacks import msa_stack, template_embedder
 
 Model = TypeVar("Model", bound=nn.Module)
-SHAPE = (2, 257, 256, 64)  # of what is exchanged to try the memory: with a shorter last part
+SHAPE = (2, 257, 256, 64)  # of the tensors that test the peer memory: with a shorter last part
 TIMES = 3  # each of the memory's two slots at least once
 _LOG = logging.getLogger(__name__)
 
 
 def parallelize(model: Model, axis: Axis) -> Model:
-    """Lets the ranks of an axis share every stack of `model`, in place, and returns it.
+    """Shares every stack of `model` among the ranks of an axis, in place, and returns the model.
 
-    All of them must call it with the same sample and the same state of the random numbers, and
-    get the same results. The *mean* of their gradients is the gradient of one rank's loss.
-    Parameters stay whole on every rank, and their names and values as they are.
+    All ranks must call the model with the same sample and the same state of the random number
+    generator, and get the same results. The *mean* of their gradients is the gradient of one rank's
+    loss. Parameters are not sharded; their names and values stay as they are.
 
-    Evaluated without a gradient, the model keeps nothing but this rank's rows of the pairs from
-    its first embedder to its heads: `pair` are then those.
+    Evaluated without a gradient, the model holds only this rank's rows of the pairs from its first
+    embedder to its heads: the output `pair` is then those rows.
     """
     axis = checked(axis, next(model.parameters()).device)
     for module in model.modules():
@@ -52,7 +52,7 @@ def parallelize(model: Model, axis: Axis) -> Model:
         elif isinstance(module, AlphaFold):
             module.forward = partial(predict_by_rows, module, axis)  # type: ignore[method-assign]
         elif isinstance(module, StructureModule):
-            structure_by_rows(module, axis)
+            chunk_structure_module(module, axis)
     return model
 
 
@@ -61,9 +61,9 @@ def checked(
 ) -> Axis:
     """The axis, without its memory (and a warning) if any bit of any exchange through it differs.
 
-    A fault there would not stop a run but spoil it, so every run looks before it relies on it.
-    All ranks of the axis must call it, and agree. What is exchanged is `[B, I, J, C]`, so often of
-    each kind.
+    A fault there would corrupt a run without stopping it, so every run tests the memory first.
+    All ranks of the axis must call it, and get the same answer. Each kind of exchange is tested
+    `times` times with tensors `[B, I, J, C]` of the given `shape`.
     """
     if axis.memory is None or axis.size == 1:
         return axis
@@ -71,8 +71,8 @@ def checked(
     wrong = torch.zeros((), device=device)
     for call in _calls(axis.rank, device, shape):
         expected = call(plain)
-        for found in (call(axis) for _ in range(times)):
-            wrong += float(found.shape != expected.shape or not torch.equal(found, expected))
+        for result in (call(axis) for _ in range(times)):
+            wrong += float(result.shape != expected.shape or not torch.equal(result, expected))
     dist.all_reduce(wrong, group=axis.group)
     if wrong.item():
         _LOG.warning("exchanges through the GPUs' own memory differ from NCCL's: NCCL is used")
@@ -83,7 +83,7 @@ def checked(
 def _calls(
     rank: int, device: torch.device, shape: tuple[int, int, int, int]
 ) -> Iterator[Callable[[Axis], Tensor]]:
-    """Every kind of exchange of whole numbers, whose sums are exact in any type and order."""
+    """Every kind of exchange, of integers, whose sums are exact in any dtype and order."""
     draws = torch.Generator().manual_seed(0)
     numbers = torch.randint(-8, 9, shape, generator=draws).to(device)
     for dtype in (torch.bfloat16, torch.float32):

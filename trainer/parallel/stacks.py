@@ -1,6 +1,6 @@
-"""The stacks and the templates of the model on parts: rows of the MSA and of the pairs.
+"""The stacks and the template embedder on a rank's rows of the MSA and of the pairs.
 
-Each part of a stack is what all the ranks of an axis do together (`msa.py`, `pairs.py`).
+Their blocks are in `msa.py` and `pairs.py`; all ranks of an axis run each block together.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import gather
 from evofeed.trainer.parallel.msa import msa_block
 from evofeed.trainer.parallel.pairs import pair_block
-from evofeed.trainer.parallel.rows import rows_at_once, slices
+from evofeed.trainer.parallel.rows import chunks, rows_per_chunk
 
 
 def msa_stack(
     stack: MSAStack, axis: Axis, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor,
     *, _mask_trans: bool = True,
 ) -> Any:  # fmt: skip
-    """`MSAStack` on the whole."""
+    """`MSAStack.forward`, with full tensors in and out."""
     S, N = m.shape[-3:-1]
     m, z = msa_rows(stack, axis, m, axis.part(z, -3), msa_mask, pair_mask, _mask_trans)
     z = gather(z, axis, dim=-3, length=N)
-    if not isinstance(stack, ExtraMSAStack):  # of which only the pairs survive
+    if not isinstance(stack, ExtraMSAStack):  # only its pairs are used
         m = gather(m, axis, dim=-3, length=S)
     return stack._result(m, z)
 
@@ -37,7 +37,7 @@ def msa_rows(
     stack: MSAStack, axis: Axis, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor,
     mask_trans: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Rows of the MSA, which is given whole, and of the pairs, which are given as rows."""
+    """Rows of the MSA and of the pairs after a stack, from the full MSA and rows of the pairs."""
     return stack.through(msa_block, axis.part(m, -3), z, msa_mask, pair_mask, mask_trans, axis)
 
 
@@ -45,9 +45,9 @@ def template_embedder(
     embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
     pair_mask: Tensor, *, _mask_trans: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """`TemplateEmbedder` on the whole."""
+    """`TemplateEmbedder.forward`, with full tensors in and out."""
     T, N = batch["template_aatype"].shape[-2:]
-    if not T or not axis.all_have(N):
+    if not T or not axis.all_nonempty(N):
         return TemplateEmbedder.forward(embedder, batch, z, pair_mask, _mask_trans=_mask_trans)
     z = axis.part(z, -3)
     t = embedder.embed(batch, z, slice(*axis.span(N)))
@@ -61,36 +61,37 @@ def add_templates(
     embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
     pair_mask: Tensor, mask_trans: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Adds to this rank's rows of the pairs, in place; rows of the MSA and their mask.
+    """Adds the templates to this rank's rows of the pairs, in place; returns their rows of the MSA
+    and the mask of those.
 
-    One template after the other, of which all are kept or their sum.
+    Templates are embedded one by one; all results are stored, or only their sum (`adds_up`).
     """
     T, N = batch["template_aatype"].shape[-2:]
     first, last = axis.span(N)
-    at_once = rows_at_once(N * 128 * 12, z.device) or max(1, N)
+    chunk_size = rows_per_chunk(N * 128 * 12, z.device) or max(1, N)
     mask, stack = pair_mask[..., None, :, :], embedder.template_pair_stack
-    made: list[Tensor] = []
+    embedded: list[Tensor] = []
     for template in range(T):
-        one = {**batch, **_one_template(batch, template)}
+        features = {**batch, **_one_template(batch, template)}
         t = z.new_empty(*z.shape[:-3], 1, last - first, N, stack.layer_norm.c_in[0])
-        for some in slices(first, last, at_once):
-            here = slice(some.start - first, some.stop - first)
-            t[..., here, :, :] = embedder.embed(one, z[..., here, :, :], some)
+        for chunk in chunks(first, last, chunk_size):
+            rows = slice(chunk.start - first, chunk.stop - first)
+            t[..., rows, :, :] = embedder.embed(features, z[..., rows, :, :], chunk)
         t = stack.through(pair_block, t, mask, mask_trans, axis)
-        if made and embedder.adds_up:
-            made[0].add_(t)
+        if embedded and embedder.adds_up:
+            embedded[0].add_(t)
         else:
-            made.append(t)
+            embedded.append(t)
         del t
-    for some in slices(0, last - first, at_once) if made else ():
-        part = torch.cat([t[..., some, :, :] for t in made], dim=-4)
-        z[..., some, :, :] += embedder.update(batch, z[..., some, :, :], part)
+    for chunk in chunks(0, last - first, chunk_size) if embedded else ():
+        part = torch.cat([t[..., chunk, :, :] for t in embedded], dim=-4)
+        z[..., chunk, :, :] += embedder.update(batch, z[..., chunk, :, :], part)
         del part
     return embedder.rows(batch)
 
 
 def _one_template(batch: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
-    """The template features of a batch with one template alone."""
+    """The template features of a batch, with only one of its templates."""
     axis = batch["template_aatype"].dim() - 2
     return {
         name: value.narrow(axis, number, 1)

@@ -1,8 +1,8 @@
-"""The product inside a fused triangle multiplication of pairs whose rows several ranks have.
+"""The product inside a fused triangle multiplication, of pairs whose rows are sharded over ranks.
 
-`RowProduct` sends one of the three matrices, `ChannelProduct` parts of all three, but never has a
-whole one; the others send nothing. Letters: N residues, n of them here, E hidden channels, e of
-them here, B batch.
+`RowProduct` sends one of the three matrices; `ChannelProduct` sends parts of all three, but never
+holds a full one; `PrecomputedProduct` sends nothing. Letters: N residues, n of them on this rank,
+E hidden channels, e of them on this rank, B batch.
 """
 
 from __future__ import annotations
@@ -15,38 +15,37 @@ from torch import Tensor
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import Others, exchanged
 
-MOST_WHOLE = 1024  # residues up to which a whole matrix of all channels is small: 268 MB
-MOST_RANKS = 4  # beyond, parts of three matrices are less than one
-PARTS = 8  # of the channels, where memory counts
+MAX_FULL_LENGTH = 1024  # residues up to which a full matrix of all channels is small: 268 MB
+MAX_FULL_RANKS = 4  # with more ranks, parts of three matrices are less than one matrix
+CHUNKS = 8  # of the channels, in place
 
 
 def product_of(axis: Axis, length: int) -> ChannelProduct | RowProduct:
-    """The one that sends less, where memory allows."""
-    small = length <= MOST_WHOLE and axis.size <= MOST_RANKS
+    """The product that sends less, if memory allows it."""
+    small = length <= MAX_FULL_LENGTH and axis.size <= MAX_FULL_RANKS
     return RowProduct(axis, length) if small else ChannelProduct(axis, length)
 
 
 class RowProduct(Others):
     """Rows of the product from rows of a and b.
 
-    Outgoing edges need all rows of b: a gather. Incoming ones are a sum over the rows that
-    the ranks have: a reduce-scatter. Each is the other's backward pass.
+    Outgoing edges need all rows of b: an all-gather. Incoming edges are a sum over the ranks'
+    rows: a reduce-scatter. Each is the other's backward pass.
     """
 
     def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
-        """The product's rows `[E, B, n, N]` of those of a and b `[2, E, B, n, N]`.
-
-        Also what `gradient` takes.
+        """The product's rows `[E, B, n, N]` from those of a and b `[2, E, B, n, N]`, and the
+        tensors that `gradient` takes as `saved`.
         """
         a, b = ab
         if outgoing:  # x_ij = sum_k a_ik b_jk
-            whole = self.gather(b)
-            return torch.matmul(a, whole.mT), [a, whole]
+            full = self.gather(b)
+            return torch.matmul(a, full.mT), [a, full]
         return self.reduce(torch.matmul(a.mT, b)), [a, b]  # x_ij = sum_k a_ki b_kj
 
-    def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
+    def gradient(self, dproduct: Tensor, saved: list[Tensor], outgoing: bool) -> Tensor:
         """The gradient of `ab` from that of the product."""
-        a, b = kept
+        a, b = saved
         grads = a.new_empty(2, *a.shape)
         if outgoing:
             torch.matmul(dproduct, b, out=grads[0])
@@ -59,9 +58,9 @@ class RowProduct(Others):
 
 
 class ChannelProduct:
-    """Whole matrices of a few channels for every rank: one all-to-all there, one back.
+    """Full matrices of E / ranks channels on every rank: one all-to-all forth, one back.
 
-    Both directions of the triangle are alike.
+    Both directions of the triangle send the same.
     """
 
     def __init__(self, axis: Axis, length: int) -> None:
@@ -70,28 +69,28 @@ class ChannelProduct:
     def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
         """As `RowProduct`'s."""
         if self._axis.in_place and self._axis.size > 1:
-            return self.over(ab, outgoing), []
-        a, b = whole = self._channels(ab)
+            return self.in_place(ab, outgoing), []
+        a, b = full = self._channels(ab)
         product = torch.matmul(a, b.mT) if outgoing else torch.matmul(a.mT, b)
-        return self._rows(product, ab.shape[1]), [] if self._axis.in_place else [whole]
+        return self._rows(product, ab.shape[1]), [] if self._axis.in_place else [full]
 
-    def over(self, ab: Tensor, outgoing: bool) -> Tensor:
-        """The product without a gradient, in a's place: a few channels of every rank at a time."""
+    def in_place(self, ab: Tensor, outgoing: bool) -> Tensor:
+        """The product without a gradient, written over a, some channels of every rank at a time."""
         size, E = self._axis.size, ab.shape[1]
-        step = max(1, E // PARTS // size) * size
+        step = max(1, E // CHUNKS // size) * size
         for start in range(0, E, step):
-            some = ab[:, start : start + step]
-            a, b = self._channels(some)
+            chunk = ab[:, start : start + step]
+            a, b = self._channels(chunk)
             part = torch.matmul(a, b.mT) if outgoing else torch.matmul(a.mT, b)
             del a, b
-            some[0] = self._rows(part, some.shape[1])
+            chunk[0] = self._rows(part, chunk.shape[1])
         return ab[0]
 
-    def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
+    def gradient(self, dproduct: Tensor, saved: list[Tensor], outgoing: bool) -> Tensor:
         """As `RowProduct`'s."""
-        (whole,) = kept
-        d, (a, b) = self._channels(dproduct), whole
-        grads = torch.empty_like(whole)
+        (full,) = saved
+        d, (a, b) = self._channels(dproduct), full
+        grads = torch.empty_like(full)
         if outgoing:
             torch.matmul(d, b, out=grads[0])
             torch.matmul(d.mT, a, out=grads[1])
@@ -107,10 +106,10 @@ class ChannelProduct:
         return exchanged(x, self._axis, -2, -4, channels)
 
 
-class Known:
-    """What needs nobody: of parts of the pairs, without a gradient.
+class PrecomputedProduct:
+    """A product of a chunk of the pairs without communication or gradient.
 
-    Of the product's rows `[E, B, I, N]`, or what makes them of both sides and what is known.
+    From its rows `[E, B, I, N]`, or from a function that makes them from the chunk's sides.
     """
 
     def __init__(self, rows: Tensor | Callable[[Tensor], Tensor]) -> None:
@@ -121,6 +120,6 @@ class Known:
         rows = self._rows
         return rows.contiguous() if isinstance(rows, Tensor) else rows(ab), []
 
-    def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
-        """Never asked for: nothing learns from what is known already."""
-        raise NotImplementedError("a product of what is known has no gradient")
+    def gradient(self, dproduct: Tensor, saved: list[Tensor], outgoing: bool) -> Tensor:
+        """Never called: only evaluation without a gradient uses it."""
+        raise NotImplementedError("a precomputed product has no gradient")

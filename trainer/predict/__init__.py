@@ -1,1 +1,1 @@
-"""From a chain and a checkpoint to a structure, its confidence and a picture."""
+"""Prediction of chains and complexes: structures, confidences, pictures and pages."""

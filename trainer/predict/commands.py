@@ -69,10 +69,10 @@ def predict(
     device: Device = "",
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Predict structures: ModelCIF or PDB, pLDDT, aligned errors, ranked where there are several.
+    """Predict structures: ModelCIF or PDB, pLDDT, aligned errors; several are ranked.
 
-    Run again, it makes what is missing in the folder. Under torchrun the ranks take turns with
-    several predictions and share a single one.
+    Run again, it makes only the predictions missing in the folder. Under torchrun the ranks take
+    turns with several predictions and share a single one.
 
     Example:  evofeed predict data/ 102m_A --weights runs/first --out 102m_A.pdb --picture a.png
 
@@ -83,7 +83,7 @@ def predict(
     if not weights:
         raise typer.BadParameter("name a run's folder or a file of weights with --weights")
     if html and (file_format != "cif" or (out is not None and out.suffix == ".pdb")):
-        raise typer.BadParameter("--html shows .cif files, leave pdb away")
+        raise typer.BadParameter("--html shows .cif files: use cif, not pdb")
     single = out is not None and out.suffix in (".pdb", ".cif")
     if out is None or (out.suffix and not single and not out.is_dir()):
         raise typer.BadParameter("--out must be a folder, or end in .pdb or .cif")
@@ -93,11 +93,11 @@ def predict(
         )
     if file_format not in ("cif", "pdb"):
         raise typer.BadParameter(f"--format must be cif or pdb, not {file_format}")
-    for path in (out, picture) if single else ():  # before the model has run
+    for path in (out, picture) if single else ():  # checked before the model runs
         if path is not None and not path.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
     from evofeed.store import Dataset, address_and_ref
-    from evofeed.trainer.predict.many import Settings, Task, run_tasks, tasks, write_ranking
+    from evofeed.trainer.predict.many import Settings, Task, make_tasks, run_tasks, write_ranking
     from evofeed.trainer.predict.page import write_predictions_page
     from evofeed.trainer.run.distributed import join_world
 
@@ -106,14 +106,14 @@ def predict(
     chosen = [*(names or ()), *listed]
     chosen += [name for name in opened if name not in chosen] if everything else []
     if not chosen:
-        raise typer.BadParameter("name chains or complexes, or say --fasta FILE or --all")
+        raise typer.BadParameter("name chains or complexes, or give --fasta FILE or --all")
     if single:
         if len(chosen) * len(weights) * len(seed or [0]) > 1:
-            raise typer.BadParameter(f"{out} is one file, for several give a folder")
-        wanted = [Task(name=chosen[0], weights=weights[0], seed=(seed or [0])[0], structure=out)]
-        wanted[0].scores.unlink(missing_ok=True)  # a file that is named is written anew
+            raise typer.BadParameter(f"{out} is one file; for several predictions give a folder")
+        tasks = [Task(name=chosen[0], weights=weights[0], seed=(seed or [0])[0], structure=out)]
+        tasks[0].scores.unlink(missing_ok=True)  # an explicit file is written again
     else:
-        wanted = tasks(chosen, weights, seed or [0], out, file_format)
+        tasks = make_tasks(chosen, weights, seed or [0], out, file_format)
 
     def read(name: str) -> Any:
         if name in opened.assemblies:
@@ -138,27 +138,27 @@ def predict(
             title=task.name, warning=prediction.warning,
         )  # fmt: skip
 
-    axial = None if len(wanted) == 1 else 1  # ranks share one chain; of several each takes its own
+    axial = None if len(tasks) == 1 else 1  # ranks share a single chain, else take turns
     with ExitStack() as stack:
         world = stack.enter_context(join_world(device or None, axial=axial))
         show = stack.enter_context(share_bar("predicting", quiet=as_json or not world.is_first))
         show(0.0, "reading weights")
         settings = Settings(recycles=recycles, world=world, distogram=distogram, relax=relax)
         failed = 0
-        told = (lambda task: None) if as_json else _bars(show, wanted)
-        for task, found in run_tasks(wanted, read, settings, told, draw):
-            failed += "error" in found
-            _say(task, found, as_json)
+        progress = (lambda task: None) if as_json else _bars(show, tasks)
+        for task, summary in run_tasks(tasks, read, settings, progress, draw):
+            failed += "error" in summary
+            _print_result(task, summary, as_json)
         world.barrier()
         for name in chosen if world.is_first else ():
-            of_name = [task for task in wanted if task.name == name]
-            folder = of_name[0].structure.parent
+            tasks_of_name = [task for task in tasks if task.name == name]
+            folder = tasks_of_name[0].structure.parent
             if html:
                 page = out.with_suffix(".html") if single else folder / _PAGE
-                written = write_predictions_page(page, name, of_name, read(name))
+                written = write_predictions_page(page, name, tasks_of_name, read(name))
                 if written and not as_json:
                     print(f"{name}: page {written}")
-            rows = [] if single else write_ranking(folder, of_name)
+            rows = [] if single else write_ranking(folder, tasks_of_name)
             if len(rows) > 1 and not as_json:
                 print(
                     f"{name}: best {rows[0]['structure']}, "
@@ -169,61 +169,62 @@ def predict(
 
 
 def _fasta_sequences(path: Path) -> dict[str, str]:
-    """Sequence by name, the word behind each `>`."""
-    found: dict[str, str] = {}
+    """Sequences by name, the first word after each `>`."""
+    sequences: dict[str, str] = {}
     name = ""
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         text = line.strip()
         if text.startswith(">"):
             name = (text[1:].split() or [""])[0]
-            if not name or name in found:
-                wrong = f"a name twice: {name}" if name else "a record without a name"
+            if not name or name in sequences:
+                fault = f"a name twice: {name}" if name else "a record without a name"
                 raise InputError(
-                    f"{wrong}; every record needs a name of its own", path=str(path), line=number
+                    f"{fault}; every record needs a unique name", path=str(path), line=number
                 )
-            found[name] = ""
+            sequences[name] = ""
         elif text and not name:
             raise InputError(
                 "a FASTA file begins with a line like >name", path=str(path), line=number
             )
         elif text:
-            found[name] += text.upper()
-    if not found:
+            sequences[name] += text.upper()
+    if not sequences:
         raise InputError("there is no sequence in it", path=str(path))
-    return found
+    return sequences
 
 
-def _bars(show: Callable[[float, str], None], wanted: list[Task]) -> Callable[[Task], Progress]:
-    """Shows which prediction and block are done, and the time that all of them still need."""
+def _bars(show: Callable[[float, str], None], tasks: list[Task]) -> Callable[[Task], Progress]:
+    """Callbacks by task that show the current prediction and block, and the remaining time."""
     began = time.monotonic()
 
     def of_task(task: Task) -> Progress:
-        before = wanted.index(task)
-        show(before / len(wanted), f"{task.name}: {task.weights.name}")
+        position = tasks.index(task)
+        show(position / len(tasks), f"{task.name}: {task.weights.name}")
 
-        def told(done: int, total: int) -> None:
-            share = (before + done / total) / len(wanted)
-            left = int((time.monotonic() - began) * (1 - share) / share)
+        def progress(done: int, total: int) -> None:
+            share = (position + done / total) / len(tasks)
+            seconds = int((time.monotonic() - began) * (1 - share) / share)
             text = f"{task.name}: block {done} of {total}, all recycles together"
-            show(share, f"{text}  ETA {left // 60}:{left % 60:02d}")
+            show(share, f"{text}  ETA {seconds // 60}:{seconds % 60:02d}")
 
-        return told
+        return progress
 
     return of_task
 
 
-def _say(task: Task, found: dict[str, Any], as_json: bool) -> None:
+def _print_result(task: Task, summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"name": task.name, "out": str(task.structure), **found}))
+        print(json.dumps({"name": task.name, "out": str(task.structure), **summary}))
         return
-    if "error" in found:
-        print(f"{task.name}: {found['error']}")
+    if "error" in summary:
+        print(f"{task.name}: {summary['error']}")
         return
-    parts = [task.name, f"{found['residues']} residues", f"mean pLDDT {found['mean_plddt']:.1f}"]
-    parts += [f"{name} {found[name]:.3f}" for name in ("ptm", "iptm") if name in found]
-    known = [f"{name} {value:.3f}" for name, value in found.get("known_structure", {}).items()]
-    beside = f"; beside the known structure {', '.join(known)}" if known else ""
-    parts[-1] += beside + (" (was there)" if found.get("resumed") else "")
+    parts = [task.name, f"{summary['residues']} residues"]
+    parts.append(f"mean pLDDT {summary['mean_plddt']:.1f}")
+    parts += [f"{name} {summary[name]:.3f}" for name in ("ptm", "iptm") if name in summary]
+    metrics = [f"{name} {value:.3f}" for name, value in summary.get("known_structure", {}).items()]
+    comparison = f"; against the known structure {', '.join(metrics)}" if metrics else ""
+    parts[-1] += comparison + (" (already there)" if summary.get("resumed") else "")
     print(f"{task.structure}: {', '.join(parts)}")
-    if found["warning"]:
-        print(f"warning: {task.structure}: {found['warning']}", file=sys.stderr)
+    if summary["warning"]:
+        print(f"warning: {task.structure}: {summary['warning']}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """Many predictions: chains and complexes by several weights and seeds, ranked, resumable.
 
-Each is written as structure, scores and aligned errors, in the forms other tools read.
+Each is written as structure, scores and aligned errors, in the formats that other tools read.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.parallel.rows import out_of_memory
-from evofeed.trainer.predict.compare import compared
+from evofeed.trainer.predict.compare import compare_to_known
 from evofeed.trainer.predict.prediction import (
     Prediction,
     Progress,
     evaluate,
-    named,
     predict_structure,
     prediction_batch,
-    spread,
+    prepare_model,
+    record_names,
 )
-from evofeed.trainer.predict.weights import kind_of, load_model, trained_sizes
+from evofeed.trainer.predict.weights import describe_model, load_model, trained_sizes
 from evofeed.trainer.run.distributed import World
 
 Record = ChainRecord | AssemblyRecord
@@ -40,29 +40,29 @@ MAX_PAE = 31.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One prediction: what, by which weights, with which rows of its alignment."""
+    """One prediction: of a chain or complex, by one file of weights, with one seed for MSA rows."""
 
     name: str
     weights: Path
     seed: int
     structure: Path
-    """File for the atoms; the others lie beside it."""
+    """File for the atoms; the other files are written next to it."""
 
     @property
     def scores(self) -> Path:
-        """Written last: a task is done where it is."""
+        """The file of scores, written last: a task is done if it exists."""
         return self.structure.with_name(f"{self.structure.stem}_scores.json")
 
 
-def tasks(
+def make_tasks(
     names: Sequence[str], weights: Sequence[Path], seeds: Sequence[int], folder: Path, ending: str
 ) -> list[Task]:
-    """Every name by every weights with every seed, weights by weights: each is loaded once.
+    """Tasks for all names, weights and seeds, grouped by weights: each is loaded once.
 
-    Files are called `NAME/WEIGHTS_seed0.cif`, the weights by their file's stem.
+    Files are named `NAME/WEIGHTS_seed0.cif`, with the stem of the weights' file.
 
     Raises:
-        InputError: two files of weights would give files of the same name.
+        InputError: two files of weights have the same stem.
     """
     stems = [path.resolve().stem for path in weights]
     for stem in stems:
@@ -81,7 +81,7 @@ def tasks(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How predictions are made: recycles, if not as trained, device and ranks, what is written."""
+    """Options of all predictions: recycles (None: as trained), ranks, optional outputs."""
 
     recycles: int | None
     world: World
@@ -90,54 +90,54 @@ class Settings:
 
 
 def run_tasks(
-    wanted: Sequence[Task],
+    tasks: Sequence[Task],
     read: Callable[[str], Record],
     settings: Settings,
     progress: Callable[[Task], Progress | None] = lambda task: None,
-    drawn: Callable[[Task, Prediction], None] = lambda task, prediction: None,
+    on_prediction: Callable[[Task, Prediction], None] = lambda task, prediction: None,
 ) -> Iterator[tuple[Task, dict[str, Any]]]:
-    """Make the predictions that are not there yet; yields each with its scores, in order.
+    """Makes the missing predictions; yields every task with its scores, in order.
 
-    The ranks take turns, or share the one that there is. A chain that fails is yielded with its
-    `error`; the others go on.
+    The ranks take turns, or share the chain if they form an axis. A task that fails is yielded with
+    its `error`, and the next one follows.
 
-    `progress` gives what is told of every block of a task, `drawn` takes every prediction made.
+    `progress` gives the callback for a task's blocks; `on_prediction` gets every new prediction.
     """
     world = settings.world
     shared = world.axis is not None and world.axis.size > 1
     model, loaded = None, None
-    for task in wanted if shared else wanted[world.rank :: world.size]:
+    for task in tasks if shared else tasks[world.rank :: world.size]:
         if (done := read_summary(task.scores)) is not None and not shared:
             yield task, done | {"resumed": True}
             continue
-        told = progress(task)
+        block_progress = progress(task)
         if model is None or loaded != task.weights:
-            model = None  # the memory of one model is free before the next
+            model = None  # frees the memory of one model before the next
             model, loaded = load_model(task.weights).to(world.device), task.weights
         try:
-            made = _predicted(task, model, read(task.name), settings, told)
+            result = _predicted(task, model, read(task.name), settings, block_progress)
         except (InputError, TrainerError) as error:
-            if shared or len(wanted) == 1:
+            if shared or len(tasks) == 1:
                 raise
             yield task, {"name": task.name, "error": str(error)}
             continue
-        if made is None:
+        if result is None:
             continue
-        prediction, facts = made
+        prediction, facts = result
         task.structure.parent.mkdir(parents=True, exist_ok=True)
-        found = write_prediction(
+        summary = write_prediction(
             prediction, task.structure, facts=facts, distogram=settings.distogram
         )
-        drawn(task, prediction)
-        yield task, found
+        on_prediction(task, prediction)
+        yield task, summary
 
 
 def _predicted(
     task: Task, model: AlphaFold, record: Record, settings: Settings, progress: Progress | None
 ) -> tuple[Prediction, dict[str, Any]] | None:
-    """The prediction and facts about it; None on a rank that only helps the first."""
+    """The prediction and facts about it; None on the ranks other than the first of an axis."""
     world = settings.world
-    name, names = named(record)
+    name, names = record_names(record)
     sizes = {"no_recycling_iters": 3} | trained_sizes(task.weights)
     if settings.recycles is not None:
         sizes["no_recycling_iters"] = settings.recycles
@@ -145,12 +145,14 @@ def _predicted(
     num_res = batch["aatype"].shape[-1]
     try:
         batch = {key: value.to(world.device) for key, value in batch.items()}
-        if "forward" not in vars(model):  # from its first long chain on it works in parts
-            spread(model, num_res, world.axis)
+        if "forward" not in vars(model):  # after its first long chain it stays parallelized
+            prepare_model(model, num_res, world.axis)
         if world.axis is not None and not world.is_first:
             evaluate(model, batch)
             return None
-        made = predict_structure(model, batch, name=name, chain_names=names, progress=progress)
+        prediction = predict_structure(
+            model, batch, name=name, chain_names=names, progress=progress
+        )
     except RuntimeError as error:
         if not (why := out_of_memory(error)):
             raise
@@ -159,16 +161,18 @@ def _predicted(
             f"torchrun --nproc-per-node {2 * world.size} -m evofeed.cli predict",
             item=name,
         ) from error
-    known = compared(made, record)
+    comparison = compare_to_known(prediction, record)
     facts: dict[str, Any] = {
-        "weights": str(task.weights), "model": kind_of(model.config), "seed": task.seed,
-        "recycles": sizes["no_recycling_iters"], **({"known_structure": known} if known else {}),
+        "weights": str(task.weights), "model": describe_model(model.config), "seed": task.seed,
+        "recycles": sizes["no_recycling_iters"],
     }  # fmt: skip
+    if comparison:
+        facts["known_structure"] = comparison
     if settings.relax:
         from evofeed.trainer.predict.relax import relaxed
 
-        made, facts["relaxed"] = relaxed(made)
-    return made, facts
+        prediction, facts["relaxed"] = relaxed(prediction)
+    return prediction, facts
 
 
 def write_prediction(
@@ -178,11 +182,12 @@ def write_prediction(
     facts: dict[str, Any] | None = None,
     distogram: bool = False,
 ) -> dict[str, Any]:
-    """Write a prediction's files beside each other, `*_scores.json` last.
+    """Writes a prediction's files into one folder, `*_scores.json` last.
 
-    Beside `x.cif` (ModelCIF) or `x.pdb` lie `x_scores.json` (the fields of ColabFold's scores,
-    and those of `facts`), of models with that head `x_predicted_aligned_error.json` (AlphaFold
-    DB's form), and on demand `x_distogram.npz` (`bin_edges` in ångström, `probs [L, L, 64]`).
+    Next to `x.cif` (ModelCIF) or `x.pdb` there are `x_scores.json` (the fields of ColabFold's
+    scores, and those of `facts`), `x_predicted_aligned_error.json` for models with that head
+    (AlphaFold DB's format), and on demand `x_distogram.npz` (`bin_edges` in ångström,
+    `probs [L, L, 64]`).
 
     Args:
         structure: file for the atoms, .cif or .pdb; the others take its stem.
@@ -191,7 +196,7 @@ def write_prediction(
     Returns:
         `name`, `residues`, `mean_plddt`, the model's scores, `ranking_confidence`, `warning`, the
         `facts` and the names of the `files`. AlphaFold ranks by that confidence: 0.8 ipTM + 0.2 pTM
-        of a complex, else the mean pLDDT.
+        for a complex, else the mean pLDDT.
     """
     stem = structure.with_suffix("")
     files = {"structure": structure.name}
@@ -215,7 +220,7 @@ def write_prediction(
         )
     files["scores"] = f"{stem.name}_scores.json"
     mean = float(prediction.plddt.mean())
-    found = {
+    summary = {
         "name": prediction.structure.name,
         "residues": len(prediction.plddt),
         "mean_plddt": round(mean, 2),
@@ -230,42 +235,44 @@ def write_prediction(
         arrays |= {
             "max_pae": round(float(prediction.pae.max()), 2), "pae": _rounded(prediction.pae),
         }  # fmt: skip
-    write_atomic(stem.with_name(files["scores"]), json.dumps(found | arrays))
-    return found
+    write_atomic(stem.with_name(files["scores"]), json.dumps(summary | arrays))
+    return summary
 
 
 def read_summary(scores: Path) -> dict[str, Any] | None:
-    """What `write_prediction` returned for this file of scores; None where it is not whole."""
+    """The summary that `write_prediction` returned for this file of scores; None if it or one of
+    the other files is missing or damaged.
+    """
     try:
-        found = parse_json(scores.read_text())
-        names = found["files"].values()
-        whole = all(scores.with_name(name).is_file() for name in names)
+        summary = parse_json(scores.read_text())
+        names = summary["files"].values()
+        complete = all(scores.with_name(name).is_file() for name in names)
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None
-    return {k: v for k, v in found.items() if k not in ("plddt", "pae")} if whole else None
+    return {k: v for k, v in summary.items() if k not in ("plddt", "pae")} if complete else None
 
 
 def _rounded(values: np.ndarray) -> list[Any]:
     return np.round(values.astype(float), 2).tolist()  # type: ignore[no-any-return]
 
 
-def ranked(wanted: Sequence[Task]) -> list[tuple[Task, dict[str, Any]]]:
-    """Tasks that are done with their scores, the most confident first."""
-    read = [(task, read_summary(task.scores)) for task in wanted]
-    good = [(task, found) for task, found in read if found is not None]
-    return sorted(good, key=lambda pair: (-pair[1]["ranking_confidence"], pair[0].structure.name))
+def ranked(tasks: Sequence[Task]) -> list[tuple[Task, dict[str, Any]]]:
+    """Finished tasks with their scores, the most confident first."""
+    summaries = [(task, read_summary(task.scores)) for task in tasks]
+    done = [(task, summary) for task, summary in summaries if summary is not None]
+    return sorted(done, key=lambda pair: (-pair[1]["ranking_confidence"], pair[0].structure.name))
 
 
-def write_ranking(folder: Path, wanted: Sequence[Task]) -> list[dict[str, Any]]:
-    """Write `ranking.json` of one name's predictions, those with scores, the most confident first.
+def write_ranking(folder: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Writes `ranking.json` of one name's finished predictions, the most confident first.
 
     Returns:
-        What it holds: a row a prediction.
+        Its rows, one per prediction.
     """
     rows = [
         {"rank": rank, "structure": task.structure.name, "weights": str(task.weights),
-         "seed": task.seed, **{key: found[key] for key in SCORES if key in found}}
-        for rank, (task, found) in enumerate(ranked(wanted), 1)
+         "seed": task.seed, **{key: summary[key] for key in SCORES if key in summary}}
+        for rank, (task, summary) in enumerate(ranked(tasks), 1)
     ]  # fmt: skip
     if rows:
         write_atomic(folder / "ranking.json", json.dumps(rows, indent=1))

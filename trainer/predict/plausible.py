@@ -1,6 +1,6 @@
-"""Whether a predicted structure can be a protein: bonded CA atoms, and room for all of them.
+"""Plausibility of a predicted structure: CA distances of bonded residues, and clashes.
 
-A model that has learnt little puts all atoms into one point, and its pLDDT does not say so.
+A model that has learnt little puts all atoms into one point, and its pLDDT does not show it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import numpy as np
 
 BOND: Final = (2.5, 4.5)
 """Distances of consecutive CA atoms, ångström: 2.9 across a cis peptide, 3.8 across a trans one."""
-_BONDED: Final = 0.9  # share of neighbours that must be within BOND
-_NEAR: Final = 2.0  # ångström; CA atoms of residues that are not neighbours never come so near
-_CROWDED: Final = 0.05  # share of residues that may be
+_BONDED: Final = 0.9  # share of consecutive CA atoms that must be within BOND
+_CLASH: Final = 2.0  # ångström; CA atoms of non-consecutive residues are never so close
+_CLASHING: Final = 0.05  # share of residues that may clash
 
 
 def implausible(ca: np.ndarray, residue_index: np.ndarray, chain: np.ndarray) -> str:
-    """What no protein has, in one sentence; empty for a structure that may be one.
+    """A sentence on why the structure cannot be a protein; empty if it may be one.
 
-    Of CA atoms `[L, 3]` in ångström; indices of neighbours in a chain differ by one, `[L]`.
+    Of CA atoms `[L, 3]` in ångström; indices `[L]` of consecutive residues differ by one.
     """
     joined = (np.diff(residue_index) == 1) & (np.diff(chain) == 0)
     bonds = np.linalg.norm(np.diff(ca, axis=0), axis=1)[joined]
@@ -36,19 +36,19 @@ def implausible(ca: np.ndarray, residue_index: np.ndarray, chain: np.ndarray) ->
             f"physically impossible: only {share:.0%} of consecutive CA atoms are "
             f"{BOND[0]} to {BOND[1]} Å apart; train longer or give other weights"
         )
-    if (crowded := _crowded(ca, residue_index, chain)) > _CROWDED:
+    if (clashing := _clashing_share(ca, residue_index, chain)) > _CLASHING:
         return (
-            f"physically impossible: {crowded:.0%} of residues have another's CA within {_NEAR} Å; "
-            "train longer or give other weights"
+            f"physically impossible: {clashing:.0%} of residues have another's CA within "
+            f"{_CLASH} Å; train longer or give other weights"
         )
     return ""
 
 
-def _crowded(ca: np.ndarray, residue_index: np.ndarray, chain: np.ndarray) -> float:
-    """Share of residues with a CA atom of another, not its neighbour, nearer than any comes."""
+def _clashing_share(ca: np.ndarray, residue_index: np.ndarray, chain: np.ndarray) -> float:
+    """Share of residues whose CA atom clashes with that of a non-consecutive residue."""
     count = 0
     for i in range(len(ca)):  # row by row: a long chain's matrix does not fit
-        near = np.linalg.norm(ca - ca[i], axis=1) < _NEAR
-        near &= (np.abs(residue_index - residue_index[i]) > 1) | (chain != chain[i])
-        count += bool(near.any())
+        close = np.linalg.norm(ca - ca[i], axis=1) < _CLASH
+        close &= (np.abs(residue_index - residue_index[i]) > 1) | (chain != chain[i])
+        count += bool(close.any())
     return count / len(ca)

@@ -1,4 +1,4 @@
-"""From a chain and a checkpoint to a structure: the shortest way to look at what was learnt."""
+"""Prediction of one chain or complex by a model: a structure with its confidences."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.predict.plausible import implausible
 
 SHORT = 1024
-"""Residues up to which one GPU makes everything at once: 2 GiB of outer products."""
+"""Residues up to which one GPU needs no chunks: 2 GiB of outer products."""
 SHORT_ON_CPU = 256
-"""And a CPU, where attention keeps its logits."""
+"""The same of a CPU, where attention stores its logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prediction:
-    """What the model says about a chain or a complex; numpy, without padding.
+    """The model's outputs for a chain or a complex, as numpy arrays without padding.
 
     Attributes:
         structure: atoms, with pLDDT (0 to 100) as confidence.
@@ -54,13 +54,14 @@ class Prediction:
 
     @property
     def warning(self) -> str:
-        """What is physically impossible about the structure; empty if nothing is."""
-        made = self.structure
-        chain = np.zeros(len(made.aatype)) if made.chain is None else made.chain
-        return implausible(made.positions[:, ATOM_ORDER["CA"]], made.residue_index, chain)
+        """A sentence on why the structure is physically impossible; empty if it is plausible."""
+        structure = self.structure
+        chain = np.zeros(len(structure.aatype)) if structure.chain is None else structure.chain
+        ca = structure.positions[:, ATOM_ORDER["CA"]]
+        return implausible(ca, structure.residue_index, chain)
 
     def text(self, file_format: str = "pdb") -> str:
-        """The structure as `pdb` or `cif`; in PDB chains are A, B... where a name is longer."""
+        """The structure as `pdb` or `cif`; PDB chains become A, B... if a name is too long."""
         if file_format not in ("pdb", "cif"):
             raise ValueError(f"format is {file_format!r}; use 'pdb' or 'cif'")
         if file_format == "cif":
@@ -69,8 +70,8 @@ class Prediction:
         return to_pdb(self.structure if short else replace(self.structure, chain_names=()))
 
 
-def named(record: ChainRecord | AssemblyRecord) -> tuple[str, tuple[str, ...]]:
-    """What a record is called, and the author's names of its chains if it is a complex."""
+def record_names(record: ChainRecord | AssemblyRecord) -> tuple[str, tuple[str, ...]]:
+    """The id of a record, and the author's chain names if it is a complex."""
     if isinstance(record, AssemblyRecord):
         return record.assembly_id, record.chain_names
     return record.chain_id, ()
@@ -84,13 +85,13 @@ def prediction_batch(
     seed: int = 0,
     **sizes: Any,
 ) -> dict[str, Tensor]:
-    """A chain of a dataset, or one of its `assemblies`, as a batch of one for a model.
+    """A batch of one for a model, from a chain of a dataset or one of its `assemblies`.
 
-    The seed is of the rows drawn from the MSA; sizes are rows and templates, as `trained_sizes`
-    has them.
+    The seed draws rows of the MSA; `sizes` are numbers of rows and templates, as `trained_sizes`
+    returns them.
 
     Raises:
-        InputError: the model is of the other kind.
+        InputError: the record is a complex and the model one of chains, or the reverse.
     """
     of_complexes = model.config.multimer is not None
     if isinstance(record, AssemblyRecord):
@@ -106,14 +107,14 @@ def prediction_batch(
             "a complex of the dataset (evofeed assemblies adds them), or take a model of chains"
         )
     if not next(model.parameters()).is_cuda:
-        sizes = _rows_there_are(record, sizes)
+        sizes = _unpadded_sizes(record, sizes)
     return record_batch(record, no_recycling_iters=no_recycling_iters, seed=seed, **sizes)
 
 
-def _rows_there_are(record: ChainRecord, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Sizes without padding for rows that the alignment does not have; a CPU feels each.
+def _unpadded_sizes(record: ChainRecord, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Sizes without padding rows, which would cost time on a CPU.
 
-    One extra row stays, masked: AF2's outer product mean of no rows is another one.
+    One extra row stays, masked: AF2's outer product mean without rows is different.
     """
     config = LoaderConfig.prediction(**sizes)
     clusters = min(config.max_msa_clusters, record.num_alignments)
@@ -121,12 +122,12 @@ def _rows_there_are(record: ChainRecord, sizes: dict[str, Any]) -> dict[str, Any
     return sizes | {"max_msa_clusters": clusters, "max_extra_msa": extra}
 
 
-def spread(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFold:
-    """The model as it predicts a chain, in place: fused on a GPU, shared by the ranks of an axis.
+def prepare_model(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFold:
+    """The model, changed in place for prediction: fused on a GPU, shared by the ranks of an axis.
 
-    Of long chains all that is larger than the pairs is made some rows at a time, as many as fit
-    into a 64th of the GPU's memory (`trainer/parallel/rows.py`). Without an axis this rank alone
-    has it.
+    For long chains intermediates larger than the pairs are made in chunks of rows, as many as fit
+    into a 64th of the GPU's memory (`trainer/parallel/rows.py`). Without an axis this rank works
+    alone.
     """
     on_gpu = next(model.parameters()).is_cuda
     if on_gpu:
@@ -139,31 +140,31 @@ def spread(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFol
 
 
 Progress = Callable[[int, int], None]
-"""Takes how many blocks of the stacks are done, in all passes, and how many there are."""
+"""Called with the number of finished blocks of the stacks, over all passes, and their total."""
 
 
 @torch.no_grad()
 def evaluate(
     model: AlphaFold, batch: Mapping[str, Tensor], progress: Progress | None = None
 ) -> dict[str, Any]:
-    """What the model gives for a batch in evaluation mode, in bfloat16 on a GPU.
+    """The model's outputs for a batch in evaluation mode, in bfloat16 on a GPU.
 
-    Of ranks that share a chain all must call it; one may go on to make a structure of it.
+    All ranks that share a chain must call it; one of them may make a structure of the outputs.
     """
     training = model.training
     on_gpu = batch["aatype"].device.type == "cuda"
     autocast = torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext()
-    with autocast, _watched(model, batch, progress):
+    with autocast, _reporting(model, batch, progress):
         outputs: dict[str, Any] = model.eval()(batch)
     model.train(training)
     return outputs
 
 
 @contextmanager
-def _watched(
+def _reporting(
     model: AlphaFold, batch: Mapping[str, Tensor], progress: Progress | None
 ) -> Iterator[None]:
-    """Within it every block that is done is told; a GPU is waited for, as it is behind."""
+    """A context that reports every finished block; it waits for a GPU, which runs behind."""
     if progress is None:
         yield
         return
@@ -171,18 +172,18 @@ def _watched(
     total = batch["msa_feat"].shape[0] * sum(len(stack.blocks) for stack in stacks)
     done = itertools.count(1)
 
-    def watch() -> None:
+    def on_block() -> None:
         if batch["aatype"].is_cuda:
             torch.cuda.synchronize(batch["aatype"].device)
         progress(next(done), total)
 
     for stack in stacks:
-        stack.watch = watch
+        stack.on_block = on_block
     try:
         yield
     finally:
         for stack in stacks:
-            del stack.watch
+            del stack.on_block
 
 
 def predict_structure(
@@ -193,9 +194,9 @@ def predict_structure(
     chain_names: tuple[str, ...] = (),
     progress: Progress | None = None,
 ) -> Prediction:
-    """What `evaluate` gives for a batch of one sample, as a structure with its confidences.
+    """The structure and confidences that `evaluate` gives for a batch of one sample.
 
-    `chain_names` are of a complex; empty: A, B and so on.
+    `chain_names` are those of a complex; empty: A, B and so on.
     """
     outputs = evaluate(model, batch, progress)
     keep = batch["seq_mask"][0].bool().cpu().numpy()
@@ -227,23 +228,23 @@ def predict_structure(
 
 
 def residues_of(batch: Mapping[str, Tensor], keep: Any = slice(None)) -> dict[str, Any]:
-    """What a `Structure` says of the residues of a batch's first sample, of those to keep."""
+    """Fields of a `Structure` by residue, of a batch's first sample, for the residues to keep."""
     names = {"aatype": "aatype", "residue_index": "residue_index"}
     names |= {"chain": "asym_id", "entity": "entity_id"}
     return {k: batch[name][0].cpu().numpy()[keep] for k, name in names.items() if name in batch}
 
 
 def _probabilities(logits: Tensor, keep: np.ndarray) -> np.ndarray:
-    """`[L, L, n]` of the residues kept of `[1, R, R, n]`, row by row.
+    """Softmax `[L, L, n]` of logits `[1, R, R, n]`, of the residues to keep, row by row.
 
-    In float32, or twice, those of long chains fill a machine.
+    All rows at once, or float32, would fill a machine's memory for long chains.
     """
     (rows,) = np.nonzero(keep)
     shape = len(rows), len(rows), logits.shape[-1]
-    found = np.empty(shape, np.float16 if logits.shape[1] > SHORT else np.float32)
-    for place, row in enumerate(rows):
-        found[place] = torch.softmax(logits[0, row].float(), dim=-1).cpu().numpy()[keep]
-    return found
+    probabilities = np.empty(shape, np.float16 if logits.shape[1] > SHORT else np.float32)
+    for i, row in enumerate(rows):
+        probabilities[i] = torch.softmax(logits[0, row].float(), dim=-1).cpu().numpy()[keep]
+    return probabilities
 
 
 def _numpy(value: Tensor) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""A predicted structure with its strained bonds and clashes minimised, by OpenMM.
+"""Relaxation of a predicted structure by OpenMM: removes strained bonds and clashes.
 
-As AF2 does it: Amber's force field, heavy atoms held to their places by springs, no solvent.
+As in AF2: Amber's force field, harmonic restraints on heavy atoms, no solvent.
 Source: AF2 SI 1.8.6.
 """
 
@@ -18,7 +18,7 @@ from evofeed.protein.structure_text import Structure, to_pdb
 from evofeed.trainer.predict.prediction import Prediction
 
 STIFFNESS: Final = 10.0
-"""Of the springs, kcal/mol/Å²."""
+"""Of the restraints, kcal/mol/Å²."""
 TOLERANCE: Final = 10.0
 """Root mean square force at which the minimisation ends, kJ/mol/nm: OpenMM's default."""
 _CO: Final = 1.25  # ångström, both oxygens of a carboxylate
@@ -36,14 +36,12 @@ def relaxed(prediction: Prediction) -> tuple[Prediction, dict[str, float]]:
         import openmm
         from openmm import app, unit
     except ImportError:
-        raise TrainerError(
-            "relaxation needs OpenMM: pip install openmm, or leave --relax away"
-        ) from None
+        raise TrainerError("relaxation needs OpenMM: pip install openmm, or omit --relax") from None
     structure = prediction.structure
     if (structure.aatype >= UNKNOWN).any():
-        place = int(np.flatnonzero(structure.aatype >= UNKNOWN)[0]) + 1
+        number = int(np.flatnonzero(structure.aatype >= UNKNOWN)[0]) + 1
         raise InputError(
-            f"residue {place} is unknown (X), so its atoms are too: it cannot be relaxed",
+            f"residue {number} is unknown (X), so its atoms are too: it cannot be relaxed",
             item=structure.name,
         )
     field = app.ForceField("amber14-all.xml")
@@ -52,16 +50,16 @@ def relaxed(prediction: Prediction) -> tuple[Prediction, dict[str, float]]:
     modeller = app.Modeller(pdb.topology, pdb.positions)
     modeller.addHydrogens(field)
     system = field.createSystem(modeller.topology, constraints=app.HBonds)
-    springs = openmm.CustomExternalForce("k*((x-x0)^2+(y-y0)^2+(z-z0)^2)")
-    springs.addGlobalParameter(
+    restraints = openmm.CustomExternalForce("k*((x-x0)^2+(y-y0)^2+(z-z0)^2)")
+    restraints.addGlobalParameter(
         "k", 0.5 * STIFFNESS * unit.kilocalories_per_mole / unit.angstroms**2
     )
     for axis in ("x0", "y0", "z0"):
-        springs.addPerParticleParameter(axis)
+        restraints.addPerParticleParameter(axis)
     heavy = [a for a in modeller.topology.atoms() if a.element is not app.element.hydrogen]
     for atom in heavy:
-        springs.addParticle(atom.index, modeller.positions[atom.index])
-    system.addForce(springs)
+        restraints.addParticle(atom.index, modeller.positions[atom.index])
+    system.addForce(restraints)
     simulation = app.Simulation(modeller.topology, system, openmm.VerletIntegrator(0.001))
     simulation.context.setPositions(modeller.positions)
     before = _energy(simulation, unit)
@@ -69,15 +67,15 @@ def relaxed(prediction: Prediction) -> tuple[Prediction, dict[str, float]]:
     after = _energy(simulation, unit)
     if not np.isfinite(after):
         raise InputError("its energy is not finite after minimisation", item=structure.name)
-    at = simulation.context.getState(getPositions=True).getPositions(asNumpy=True)
-    atoms = np.asarray(at.value_in_unit(unit.angstrom))
+    state = simulation.context.getState(getPositions=True)
+    atoms = np.asarray(state.getPositions(asNumpy=True).value_in_unit(unit.angstrom))
     positions = structure.positions.copy()
     rows = {residue: row for row, residue in enumerate(modeller.topology.residues())}
     for atom in heavy:
         if atom.name in ATOM_ORDER and atom.name != "OXT":
             positions[rows[atom.residue], ATOM_ORDER[atom.name]] = atoms[atom.index]
-    there = structure.mask.astype(bool)
-    moved = np.sqrt(np.mean(np.sum((positions - structure.positions)[there] ** 2, axis=-1)))
+    mask = structure.mask.astype(bool)
+    moved = np.sqrt(np.mean(np.sum((positions - structure.positions)[mask] ** 2, axis=-1)))
     facts = {"energy_before": before, "energy_after": after, "moved": float(moved)}
     result = replace(prediction, structure=replace(structure, positions=positions))
     return result, {name: round(value, 3) for name, value in facts.items()}
@@ -89,7 +87,7 @@ def _energy(simulation: Any, unit: Any) -> float:
 
 
 def _with_terminal_oxygens(structure: Structure) -> Structure:
-    """The same with chains that end in a carboxylate: predictions have no OXT, Amber wants it."""
+    """The structure with OXT at the end of each chain: predictions lack it, Amber needs it."""
     chain = np.zeros(len(structure.aatype)) if structure.chain is None else structure.chain
     last = np.flatnonzero(np.append(np.diff(chain), 1))
     alpha, carbon, oxygen = (structure.positions[last, ATOM_ORDER[n]] for n in ("CA", "C", "O"))

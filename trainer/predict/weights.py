@@ -1,4 +1,4 @@
-"""The model that a run's folder, or a published file of weights, holds."""
+"""Loading the model of a run's folder, a checkpoint or a published file of weights."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def load_model(checkpoint: str | Path, *, config: ModelConfig | None = None) -> 
     """
     path = Path(checkpoint)
     if path.is_dir():
-        found = checkpoint_in(path)
-        state, path = found.tensors("ema"), found.path
+        saved = checkpoint_in(path)
+        state, path = saved.tensors("ema"), saved.path
         config = config or parts_of(load_config(str(_settings(path)))).model
     else:
         state = {} if path.suffix == ".npz" else read_weights(path)
@@ -55,9 +55,9 @@ def load_model(checkpoint: str | Path, *, config: ModelConfig | None = None) -> 
 def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
     """MSA and template sizes and recycles that a run was trained with, for `record_batch`.
 
-    Empty for files of weights: those are AF2's, and OpenFold's sizes for prediction hold.
-    A model of a run has only met its own. One that always had extra sequences is lost
-    without, and there are none where the clusters take every row of an alignment.
+    Empty for files of weights: those are AF2's, and OpenFold's sizes for prediction apply.
+    A model of a run has only seen its training sizes. One that always had extra sequences fails
+    without them, and there are none if the clusters take every row of an alignment.
     """
     path = Path(checkpoint)
     settings = _settings(path)
@@ -70,7 +70,7 @@ def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
 
 
 def _settings(path: Path) -> Path:
-    """The configuration of the run that a run's or a checkpoint's folder belongs to."""
+    """Path of the run's configuration, from the folder of a run or of one of its checkpoints."""
     return (path if (path / CHECKPOINTS).is_dir() else path.parent.parent) / "config.yaml"
 
 
@@ -88,7 +88,7 @@ def _keys(path: Path) -> list[str]:
 
 
 def _published_config(names: Iterable[str]) -> ModelConfig:
-    """The variant of AF2's model whose parameters are called so by OpenFold or AlphaFold.
+    """The variant of AF2's model that has these parameters, in OpenFold's or AlphaFold's names.
 
     Versions 1 and 2 of the model of complexes differ from version 3 in parameters only in this:
     their triangle multiplications have a matrix for each projection.
@@ -112,8 +112,8 @@ def _published_config(names: Iterable[str]) -> ModelConfig:
     )
 
 
-def kind_of(config: ModelConfig) -> str:
-    """What a model is, in words: `AlphaFold2 with templates and pTM`, `AlphaFold-Multimer v3`."""
+def describe_model(config: ModelConfig) -> str:
+    """The kind of a model: `AlphaFold2 with templates and pTM`, `AlphaFold-Multimer v3`."""
     size = "" if config.c_z == 128 and config.evoformer.no_blocks == 48 else ", not of AF2's size"
     if config.multimer is not None:
         version = "v3" if config.evoformer.fuse_projection_weights else "v1 or v2"

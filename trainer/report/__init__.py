@@ -1,1 +1,1 @@
-"""Run reports: times, operators, FLOPs, as a table, JSON and a picture."""
+"""Run reports: times, operators, FLOPs, as a table, JSON and an HTML page."""

@@ -12,7 +12,7 @@ from evofeed.base.options import Json
 
 
 def _page_name(path: Path | None) -> Path | None:
-    """Where a page is written: its folder must be there."""
+    """Path of the page; its folder must exist."""
     if path is not None and not path.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
     return path
@@ -38,7 +38,7 @@ def report(
     from evofeed.trainer.report.run_report import make_report, write_report
 
     if len(run) > 1 and (html is None or as_json):
-        raise typer.BadParameter("several runs are compared on a page: give --html, and it alone")
+        raise typer.BadParameter("several runs are compared on a page: give --html without --json")
     if html is not None:
         from evofeed.trainer.report.page import write_page
 
@@ -47,14 +47,14 @@ def report(
         print(html)
         return
     try:
-        found = write_report(run[0])
-    except OSError:  # somebody else's run: its report can be read, not kept
-        found = make_report(run[0])
-    show_report(found, as_json)
+        made = write_report(run[0])
+    except OSError:  # another user's run: its report can be shown, but not written
+        made = make_report(run[0])
+    show_report(made, as_json)
 
 
 def show_report(report: dict[str, Any], as_json: bool) -> None:
-    """Print a report as a table, or as JSON."""
+    """Prints a report as a table, or as JSON."""
     if as_json:
         print(json.dumps(report, default=str))
         return

@@ -1,10 +1,9 @@
-"""Operators of a few profiled steps by group, and how busy the device was.
+"""Time of the operators of a few profiled steps, by group, and the device's busy share.
 
-On a GPU every kernel of the sampled steps is timed by the profiler (CUPTI), with
-no CPU tracing that would slow the launches down. Kernels of other streams than
-the training stream are the loader's. A one-cycle marker kernel at each boundary
-says which part of the step a kernel belongs to. On a CPU it is the operators'
-own time.
+On a GPU the profiler (CUPTI) times every kernel of the sampled steps, without
+CPU tracing, which would slow launches down. Kernels outside the training stream
+belong to the loader. A one-cycle marker kernel at each boundary assigns kernels
+to parts of the step. On a CPU the operators' self time counts.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _OTHERS = {
     "gemm": r"gemm|cutlass|cublas|nvjet|splitk|::(b?mm|addmm|baddbmm|matmul|linear|einsum)",
     "memory": r"memcpy|memset",
 }
-"""By group what PyTorch, cuBLAS and NCCL call theirs; what has none of these names goes element by
-element, or sums up. Kernels of `evofeed.kernels` say their own group."""
+"""Names of the kernels of PyTorch, cuBLAS and NCCL, by group; others count as elementwise (and
+reductions). Kernels of `evofeed.kernels` declare their group."""
 
 _Groups = dict[str, dict[str, float]]
 """Seconds and launches by group."""
@@ -53,14 +52,14 @@ class Kernel:
 
 @cache  # a step launches tens of thousands of kernels of a few hundred names
 def group_of(name: str) -> str:
-    """The group a kernel or operator belongs to by its name."""
-    theirs = (group for group, words in _OTHERS.items() if re.search(words, name, re.IGNORECASE))
-    own: str | None = kernel_groups().get(name)
-    return own or next(theirs, "elementwise")
+    """The group of a kernel or operator, by its name."""
+    matches = (group for group, words in _OTHERS.items() if re.search(words, name, re.IGNORECASE))
+    declared: str | None = kernel_groups().get(name)
+    return declared or next(matches, "elementwise")
 
 
 def busy_share(kernels: Sequence[Kernel]) -> float:
-    """Share of the time from the first start to the last end in which something ran."""
+    """Share of the time from the first start to the last end in which a kernel ran."""
     spans = sorted((k.start, k.start + k.duration) for k in kernels)
     if not spans:
         return 0.0
@@ -72,10 +71,10 @@ def busy_share(kernels: Sequence[Kernel]) -> float:
 
 
 def group_kernels(kernels: Sequence[Kernel], parts: Sequence[str]) -> _Groups:
-    """Seconds and launches by group; `parts` names what begins at each marker kernel.
+    """Seconds and launches by group; `parts` names the part that begins at each marker kernel.
 
-    Everything of the optimizer part counts as `optimizer`. What runs on another
-    stream than the markers' is the loader's: `h2d` copies and `featurize` kernels.
+    All kernels of the optimizer part count as `optimizer`. Kernels on other streams
+    than the markers' are the loader's: `h2d` copies and `featurize` kernels.
     """
     ordered = sorted(kernels, key=lambda kernel: kernel.start)
     streams = {kernel.stream for kernel in ordered if _MARKER in kernel.name}
@@ -112,14 +111,14 @@ class OperatorSampler:
         self._parts: list[str] = []
 
     def watch(self, step: int) -> None:
-        """Start or stop at the right steps; called before each step."""
+        """Starts or stops the profiler if `step` is the one for it; called before each step."""
         if self._profile is None and step == self.sampled.start and self.sampled:
             self._begin()
         elif self._profile is not None and step == self.sampled.stop:
             self.close()
 
     def close(self) -> None:
-        """Stop and sum up, if running."""
+        """Stops the profiler and sums up, if it runs."""
         if self._profile is None:
             return
         done, self._profile = self._profile, None
@@ -139,8 +138,8 @@ class OperatorSampler:
             self._sum_up(group_kernels(kernels, self._parts), busy_share(kernels) or None)
         else:
             groups: _Groups = {}
-            for one in averages:
-                _add(groups, group_of(one.key), one.self_cpu_time_total / 1e6, one.count)
+            for entry in averages:
+                _add(groups, group_of(entry.key), entry.self_cpu_time_total / 1e6, entry.count)
             self._sum_up(groups, None)
 
     def _begin(self) -> None:
@@ -157,7 +156,7 @@ class OperatorSampler:
         torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
 
     def _sum_up(self, groups: _Groups, busy: float | None) -> None:
-        steps, total = len(self.sampled), sum(one["seconds"] for one in groups.values())
+        steps, total = len(self.sampled), sum(entry["seconds"] for entry in groups.values())
         self.result = {
             "steps": steps,
             "first_step": self.sampled.start,
@@ -175,15 +174,15 @@ class OperatorSampler:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing on file descriptor 2: kineto's probes write there through the progress bar."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """A context without file descriptor 2: kineto's probes write there through the progress bar."""
+    stderr = os.dup(2)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(devnull, 2)
         with warnings.catch_warnings():  # some versions warn that events do not accumulate
             warnings.simplefilter("ignore")
             yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(devnull)

@@ -1,4 +1,4 @@
-"""The run report as one HTML page that needs nothing else: no network, no other file.
+"""The run report as one self-contained HTML page: without network or other files.
 
 Several runs share each panel.
 """
@@ -33,7 +33,7 @@ from evofeed.viz import (
     usual_top,
 )
 
-_LISTED = 10  # steps without a finite gradient, named one by one
+_LISTED = 10  # steps without a finite gradient that are listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +45,10 @@ class _Run:
 
 
 def write_page(folders: Sequence[Path], path: Path) -> Path:
-    """Write the page of one run, or of several side by side; returns its path.
+    """Writes the page of one run, or of several runs; returns its path.
 
     Raises:
-        InputError: a folder holds no run, or there are more of them than colours.
+        InputError: a folder has no run, or there are more runs than colours.
     """
     if not 1 <= len(folders) <= len(COLOURS):
         raise InputError(
@@ -62,12 +62,12 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
     ]
     title, facts = " and ".join(names), [run.report["run"] for run in runs]
     kinds = [
-        f"{run.name}: {one['config'].get('preset')}, {one['steps']:,} steps on "
-        f"{one['world_size']} x {one['device']}"
-        for run, one in zip(runs, facts, strict=True)
+        f"{run.name}: {fact['config'].get('preset')}, {fact['steps']:,} steps on "
+        f"{fact['world_size']} x {fact['device']}"
+        for run, fact in zip(runs, facts, strict=True)
     ]
     sections = [
-        _section("What went wrong", map(_trouble, runs)),
+        _section("What went wrong", map(_skipped_steps, runs)),
         *_charts(runs),
         _section("In figures", [table_html(["", *names], _rows(map(_figures, runs)))]),
     ]
@@ -78,14 +78,14 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
 
 
 def _section(title: str, parts: Iterable[str], *, panels: bool = False) -> str:
-    """A heading and what is below it; nothing if there is nothing below it."""
+    """A heading with its parts; empty if all parts are."""
     body = "\n".join(part for part in parts if part)
     body = f'<div class="panels">{body}</div>\n' if body and panels else body
     return f"<h2>{title}</h2>\n{body}" if body else ""
 
 
-def _trouble(run: _Run) -> str:
-    """Steps without a finite gradient, with where to look; empty if there are none."""
+def _skipped_steps(run: _Run) -> str:
+    """A paragraph on steps without a finite gradient; empty if there are none."""
     skipped = [line["step"] for line in run.steps if not line.get("finite", True)]
     if not skipped:
         return ""
@@ -98,23 +98,23 @@ def _trouble(run: _Run) -> str:
 
 def _charts(runs: Sequence[_Run]) -> list[str]:
     """All sections of panels."""
-    curves = {run.name: _curves(run) for run in runs}
-    named = list(dict.fromkeys(name for one in curves.values() for name in one))
+    by_run = {run.name: _curves(run) for run in runs}
+    names = list(dict.fromkeys(name for curves in by_run.values() for name in curves))
 
     def panel(title: str, name: str, *, cut: bool = False) -> str:
-        """The curve of that name of each run; cut: a few far higher values are cut off."""
-        some = [
-            Curve(name=run, steps=list(own[name]), values=list(own[name].values()), colour=colour)
-            for (run, own), colour in zip(curves.items(), COLOURS, strict=False)
-            if name in own
+        """The runs' curves of one name; `cut`: outliers far above the others are cut off."""
+        curves = [
+            Curve(name=run, steps=list(of[name]), values=list(of[name].values()), colour=colour)
+            for (run, of), colour in zip(by_run.items(), COLOURS, strict=False)
+            if name in of
         ]
-        known = [v for curve in some for v in curve.values if v is not None]
-        top = usual_top(np.array(known)) if cut and known else None
-        return curves_html(title, some, low=None if top is None else 0.0, high=top)
+        finite = [v for curve in curves for v in curve.values if v is not None]
+        top = usual_top(np.array(finite)) if cut and finite else None
+        return curves_html(title, curves, low=None if top is None else 0.0, high=top)
 
     def bars(title: str, unit: str, values: Iterable[Mapping[str, float]]) -> str:
         rows = {
-            part: {run: length for run, length in zip(curves, row, strict=True) if length}
+            part: {run: length for run, length in zip(by_run, row, strict=True) if length}
             for part, *row in _rows(values)
         }
         return bars_html(title, rows, unit)
@@ -127,7 +127,7 @@ def _charts(runs: Sequence[_Run]) -> list[str]:
         return bars(f"{part} by rank", "seconds", seconds)
 
     def panels_of(kind: str) -> list[str]:
-        return [panel(name.removeprefix(kind), name) for name in named if name.startswith(kind)]
+        return [panel(name.removeprefix(kind), name) for name in names if name.startswith(kind)]
 
     reports = [run.report for run in runs]
     memory = [
@@ -137,8 +137,8 @@ def _charts(runs: Sequence[_Run]) -> list[str]:
     time, share = "milliseconds of a step, without validation and checkpoints", "share of wall time"
     groups = [report["operators"].get("groups", {}) for report in reports]
     return [
-        _section(title, found, panels=True)
-        for title, found in {
+        _section(title, panels, panels=True)
+        for title, panels in {
             "Loss": [
                 panel("loss", "loss"),
                 panel("gradient norm", "norm", cut=True),
@@ -152,7 +152,7 @@ def _charts(runs: Sequence[_Run]) -> list[str]:
                 bars(share, "%", (_percent(report["breakdown"]["share"]) for report in reports)),
                 bars(
                     "operators of the profiled steps", "%",
-                    (_percent({k: v["share"] for k, v in one.items()}) for one in groups),
+                    (_percent({k: v["share"] for k, v in by_group.items()}) for by_group in groups),
                 ),
             ],
             "Ranks": [
@@ -165,20 +165,20 @@ def _charts(runs: Sequence[_Run]) -> list[str]:
 
 
 def _curves(run: _Run) -> dict[str, dict[int, float | None]]:
-    """What each step and validation of a run says, by name and step."""
-    found: dict[str, dict[int, float | None]] = {}
+    """Values of a run's steps and validations, by name and step."""
+    curves: dict[str, dict[int, float | None]] = {}
     for line in run.steps:
         values = {name: line.get(name) for name in ("loss", "norm", "rate")}
         values["seconds"] = 1e3 * training_seconds(line)
         for name, value in line.get("terms", {}).items():
-            if name != "loss" and value != 0:  # 0: of a sample that has nothing of this term
+            if name != "loss" and value != 0:  # 0: the term does not apply to the sample
                 values[f"terms: {name}"] = value
         for name, value in values.items():
-            found.setdefault(name, {})[line["step"]] = value
+            curves.setdefault(name, {})[line["step"]] = value
     for entry in run.report["validation"]:
         for name in (name for name in entry if name != "step"):
-            found.setdefault(f"metrics: {name}", {})[entry["step"]] = entry[name]
-    return found
+            curves.setdefault(f"metrics: {name}", {})[entry["step"]] = entry[name]
+    return curves
 
 
 def _percent(shares: Mapping[str, float]) -> dict[str, float]:
@@ -186,35 +186,35 @@ def _percent(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def _structure(run: _Run) -> str:
-    """The first validated chain of a run: known, predicted at first and at last."""
+    """Viewer of the first validated chain of a run: known, predicted first and last."""
     if not (run.folder / STRUCTURE).is_file():
         return ""
     with np.load(run.folder / STRUCTURE) as file:
-        there = dict(file)
+        arrays = dict(file)
     names = {"true": "known", "first": "first validation", "pred": "last validation"}
-    if np.array_equal(there["first"], there["pred"]):
+    if np.array_equal(arrays["first"], arrays["pred"]):
         del names["first"]
     models = [
         model_of(
             Structure(
-                name=name, aatype=there["aatype"], residue_index=there["residue"],
-                positions=there[name], chain=there["chain"], entity=there["chain"],
-                mask=there["true_mask" if name == "true" else "pred_mask"],
-                confidence=there["plddt"],
+                name=name, aatype=arrays["aatype"], residue_index=arrays["residue"],
+                positions=arrays[name], chain=arrays["chain"], entity=arrays["chain"],
+                mask=arrays["true_mask" if name == "true" else "pred_mask"],
+                confidence=arrays["plddt"],
             ),
             words, plddt=name == "pred", colour=colour,
         )
         for (name, words), colour in zip(names.items(), (TRUE_COLOUR, *COLOURS), strict=False)
     ]  # fmt: skip
-    ca = [there[name][:, ATOM_ORDER["CA"]] for name in ("pred", "true")]
+    ca = [arrays[name][:, ATOM_ORDER["CA"]] for name in ("pred", "true")]
     rmsd = np.sqrt(((ca[0] - ca[1]) ** 2).sum(-1).mean())
     note = f"{len(ca[0])} residues, CA RMSD {rmsd:.1f} Å"
     return structure_html(models, f"first validated chain of {run.name}", note)
 
 
 def _figures(run: _Run) -> dict[str, str]:
-    """The report's rows, and what the run was made of."""
-    rows = {  # parts stand indented below the others in a terminal, and one has a score's name
+    """The report's rows, and facts such as date, command and dataset."""
+    rows = {  # parts are indented in a terminal, and one has the name of a metric
         f"share: {label.strip()}" if label.startswith(" ") else label: text.strip()
         for label, text in report_rows(run.report)
     }
@@ -229,7 +229,7 @@ def _in_words(fact: Any) -> str:
 
 
 def _rows(columns: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
-    """Of columns by name: a name and its value in each column, None where it has none."""
+    """Table rows of dict columns: a key and its value in each column, None if absent."""
     columns = list(columns)
     names = dict.fromkeys(name for column in columns for name in column)
     return [[name, *(column.get(name) for column in columns)] for name in names]

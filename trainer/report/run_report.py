@@ -1,8 +1,8 @@
-"""The run report: how fast a run was, where its time went, and whether the parts add up.
+"""The run report: the speed of a run, its time by part, and whether the parts add up.
 
-Made from `run.json` and `steps.jsonl` alone, so it can be made again at any time.
-The six figures are those High-Flyer published for AlphaFold2 training; beside
-each says what it hides.
+Made from `run.json` and `steps.jsonl` only, so it can be made again at any time.
+The six figures are those High-Flyer published for AlphaFold2 training, each with
+the numbers that it leaves out.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from evofeed.base.run_files import RUN
 from evofeed.trainer.log.runlog import PARTS, read_steps
 
 REPORT = "report.json"
-_NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is given without these
+_NOT_TRAINING = ("validation", "checkpoint", "profiling")  # not in the time of a step
 
 
 def make_report(folder: Path) -> dict[str, Any]:
-    """Everything the report says, JSON-ready; times in seconds.
+    """The report, JSON-ready; times in seconds.
 
-    Times are of the steps since the last resume; losses and validations of all.
+    Times are of the steps since the last resume; losses and validations of all steps.
 
     Raises:
-        InputError: the folder holds no finished run.
+        InputError: the folder has no run, or a run without a finished step.
     """
     path = folder / RUN
     if not path.is_file():
@@ -41,17 +41,17 @@ def make_report(folder: Path) -> dict[str, Any]:
             f"not a run's facts ({error}): `evofeed train --resume` writes them again",
             path=str(path),
         ) from error
-    every = read_steps(folder)
-    steps = [line for line in every if line["step"] >= facts["first_step"]]
+    all_steps = read_steps(folder)
+    steps = [line for line in all_steps if line["step"] >= facts["first_step"]]
     if not steps:
-        raise InputError("the run has done no step yet", path=str(folder))
+        raise InputError("the run has not finished a step yet", path=str(folder))
     facts = _unfinished(steps) | facts
     operators = facts.get("operators") or {}
     first = operators.get("first_step", 0)
-    # One more: the profiler is summed up at the end of its last step.
+    # One more: the profile is summed up at the end of its last step.
     sampled = range(first, first + operators["steps"] + 1) if operators else range(0)
-    plain = [line for line in steps if line["step"] not in sampled]
-    timed = plain[min(3, len(plain) // 2) :]  # kernels are compiled and buffers grown before
+    unprofiled = [line for line in steps if line["step"] not in sampled]
+    timed = unprofiled[min(3, len(unprofiled) // 2) :]  # the first compile kernels, grow buffers
     breakdown = _breakdown(steps, facts["seconds"])
     waits = [line["seconds"]["data_wait"] for line in timed]
     return {
@@ -68,9 +68,9 @@ def make_report(folder: Path) -> dict[str, Any]:
         "loader": facts.get("loader", {}),
         "parts_by_rank": facts.get("parts_by_rank", []),
         "peak_memory_by_rank": facts.get("peak_memory_by_rank", []),
-        "loss": _losses(every),
+        "loss": _losses(all_steps),
         "validation": [
-            {"step": line["step"] + 1, **line["metrics"]} for line in every if "metrics" in line
+            {"step": line["step"] + 1, **line["metrics"]} for line in all_steps if "metrics" in line
         ],
     }
 
@@ -82,7 +82,7 @@ _FACTS = (
 
 
 def _unfinished(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a run that continues, or was killed, has not written yet; its wall time is unknown."""
+    """Facts of a run that still runs or was killed, from its steps; its wall time is unknown."""
     return {
         "seconds": sum(sum(line["seconds"].values()) for line in steps),
         "steps": steps[-1]["step"] + 1,
@@ -100,9 +100,9 @@ PEAK_FLOPS: dict[str, dict[str, float]] = {
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Peak of a GPU by its name, or None if the table does not know it."""
-    found = [peaks.get(precision) for name, peaks in PEAK_FLOPS.items() if name in device_name]
-    return found[0] if found else None
+    """Peak FLOP/s of a GPU by its name; None if it is not in the table."""
+    matches = [peaks.get(precision) for name, peaks in PEAK_FLOPS.items() if name in device_name]
+    return matches[0] if matches else None
 
 
 def training_seconds(line: Mapping[str, Any]) -> float:
@@ -136,9 +136,9 @@ def _figures(
 
 
 def _breakdown(steps: Sequence[Mapping[str, Any]], wall: float) -> dict[str, Any]:
-    """Seconds of each part over the whole run against the wall clock.
+    """Seconds of each part over the full run against the wall clock.
 
-    The wait for the first batch is a part of its own: it is start-up, and no wait of a step.
+    The wait for the first batch is a separate part: it is start-up, not a wait of a step.
     """
     sums = dict.fromkeys(("first_batch", *PARTS), 0.0)
     for line in steps:
@@ -157,7 +157,7 @@ def _breakdown(steps: Sequence[Mapping[str, Any]], wall: float) -> dict[str, Any
 
 
 def _speed(facts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Samples and model FLOPs per second of all devices together, and MFU of one."""
+    """Samples and model FLOPs per second of all devices together, and the MFU of one device."""
     seconds = sum(training_seconds(line) for line in steps)
     samples = len(steps) * facts["samples_per_step"]
     speed: dict[str, Any] = {"samples_per_second": samples / seconds}
@@ -165,9 +165,9 @@ def _speed(facts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict
     if "forward" not in flops:
         return speed | flops
     passes = sum(line.get("recycles", 1.0) - 1 for line in steps)
-    # Counted for a batch of one rank, all its samples; every rank does as much, or shares it.
-    of_batch = passes * flops["forward"] + len(steps) * flops["forward_backward"]
-    per_rank = facts["config"]["accumulate"] * of_batch / facts["config"].get("axial", 1)
+    # FLOPs of a rank's batch, all its samples; every rank does as much, or `axial` ranks share it.
+    per_batch = passes * flops["forward"] + len(steps) * flops["forward_backward"]
+    per_rank = facts["config"]["accumulate"] * per_batch / facts["config"].get("axial", 1)
     peak = peak_flops(str(facts["device"]), facts["config"]["precision"])
     return speed | {
         "flops_per_second": per_rank * facts["world_size"] / seconds,
@@ -191,14 +191,14 @@ def _losses(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write_report(folder: Path) -> dict[str, Any]:
-    """Make the report of a run and write it beside the run as JSON; returns it."""
+    """Makes the report of a run and writes it into its folder as JSON; returns it."""
     report = make_report(folder)
     write_atomic(folder / REPORT, json.dumps(report, indent=1))
     return report
 
 
 def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The report as label and text, in reading order."""
+    """Rows of the report as label and text."""
     figures, speed, breakdown = report["figures"], report["speed"], report["breakdown"]
     step = figures["step_seconds"]
     starts = figures["epoch_start_wait_seconds"]
@@ -255,9 +255,9 @@ def _iterations(figures: Mapping[str, Any]) -> str:
 
 
 def _early_end(run: Mapping[str, Any]) -> str:
-    """Why there are fewer iterations than asked for, if so."""
-    why = run["stopped_by"]
-    return f"{why}, of {run['config']['steps']} steps; --resume continues" if why else ""
+    """The reason for fewer iterations than configured; empty if the run is complete."""
+    reason = run["stopped_by"]
+    return f"{reason}, of {run['config']['steps']} steps; --resume continues" if reason else ""
 
 
 def _seconds(value: float | None) -> str:

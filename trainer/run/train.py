@@ -22,7 +22,7 @@ from evofeed.base.files import write_atomic
 from evofeed.base.run_files import RUN, STEPS, STRUCTURE
 from evofeed.trainer.config import TrainConfig, save_config
 from evofeed.trainer.log import boards
-from evofeed.trainer.log.runlog import RunLog, forget_steps
+from evofeed.trainer.log.runlog import RunLog, drop_steps
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.compiled import compile_structure
@@ -164,7 +164,7 @@ def run(
             return loop.result
         if world.is_first:
             save_config(config, out / "config.yaml")  # not before its checkpoint was found to fit
-            forget_steps(out, first)
+            drop_steps(out, first)
         facts |= {"first_step": first, "seconds_before_first_wait": time.perf_counter() - began}
         return _accounted(loop, log, facts, count_flops)
 

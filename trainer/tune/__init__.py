@@ -1,1 +1,1 @@
-"""Which settings of a run are fastest on the machine at hand, by short runs of it."""
+"""Search for the fastest settings of a run on this machine, by short trial runs."""

@@ -52,53 +52,54 @@ def tune(
     if "RANK" in os.environ:
         raise typer.BadParameter("not under torchrun: it starts the ranks itself")
     run = load_config(config)
-    cards = torch.cuda.device_count() if device != "cpu" else 0
-    ranks, place = max(cards, 1), "cuda" if cards else "cpu"
-    values = alternatives(ranks, place == "cuda")
+    gpus = torch.cuda.device_count() if device != "cpu" else 0
+    ranks, device_type = max(gpus, 1), "cuda" if gpus else "cpu"
+    values = alternatives(ranks, gpus > 0)
     for name in set(only or values) - set(values):
-        raise typer.BadParameter(f"--only {name}: here there are {', '.join(values)}")
+        raise typer.BadParameter(f"--only {name}: on this machine use {', '.join(values)}")
     values = {name: options for name, options in values.items() if name in (only or values)}
     target = out or Path(f"{Path(config).stem}.tuned.yaml")
     if not target.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {target.parent} for {target.name}")
-    loader = build_loader(run, dataset, World())  # what cannot be read is said before any trial
+    loader = build_loader(run, dataset, World())  # fails on an unreadable dataset before any trial
     getattr(loader, "close", lambda: None)()
 
     def measure(settings: Settings) -> Trial:
-        made = launch(run, settings, dataset, ranks=ranks, device=place, limit=limit)
-        named = ", ".join(f"{name} {getattr(settings, name)}" for name in values)
-        said = f"not timed: {named}: {made.error}"
-        if made.seconds:
-            step, memory = statistics.fmean(made.seconds) * 1e3, made.peak_memory / 2**30
-            said = f"{named}: {step:.1f} ms a step, {memory:.1f} GiB, {made.wait_share:.1%} waiting"
-        print(said, file=sys.stderr if as_json else sys.stdout)
-        return made
+        trial = launch(run, settings, dataset, ranks=ranks, device=device_type, limit=limit)
+        label = ", ".join(f"{name} {getattr(settings, name)}" for name in values)
+        text = f"not timed: {label}: {trial.error}"
+        if trial.seconds:
+            step, memory = statistics.fmean(trial.seconds) * 1e3, trial.peak_memory / 2**30
+            waiting = f"{trial.wait_share:.1%} waiting"
+            text = f"{label}: {step:.1f} ms a step, {memory:.1f} GiB, {waiting}"
+        print(text, file=sys.stderr if as_json else sys.stdout)
+        return trial
 
-    found = search(run, measure, values, rounds)
-    failed = all(made.error for _, made in found.trials)
-    ratio = statistics.median(found.ratios) if found.ratios else None
-    if found.chosen == found.default:
-        ratio, said = 1.0, "the default stays"
+    result = search(run, measure, values, rounds)
+    failed = all(trial.error for _, trial in result.trials)
+    ratio = statistics.median(result.ratios) if result.ratios else None
+    if result.chosen == result.default:
+        ratio, summary = 1.0, "the default stays"
     else:
-        said = f"{ratio:.3f} of the default's time" if ratio else "the default did not run"
-    name = torch.cuda.get_device_name() if cards else "CPU"
-    headline = f"evofeed tune, {datetime.now(UTC).date()}, {ranks} x {name}: {said}"
-    if not failed:  # what differs from the preset, as YAML that `evofeed train` reads
-        tuned, usual = applied(run, found.chosen, ranks), PRESETS[run.preset]().train.to_dict()
-        changed = {key: value for key, value in tuned.to_dict().items() if value != usual[key]}
-        plain = json.loads(json.dumps({"preset": run.preset, **changed}))  # tuples: YAML's lists
+        summary = f"{ratio:.3f} of the default's time" if ratio else "the default did not run"
+    name = torch.cuda.get_device_name() if gpus else "CPU"
+    headline = f"evofeed tune, {datetime.now(UTC).date()}, {ranks} x {name}: {summary}"
+    if not failed:  # the differences from the preset, as YAML that `evofeed train` reads
+        tuned, preset = applied(run, result.chosen, ranks), PRESETS[run.preset]().train.to_dict()
+        changed = {key: value for key, value in tuned.to_dict().items() if value != preset[key]}
+        plain = json.loads(json.dumps({"preset": run.preset, **changed}))  # tuples become lists
         write_atomic(target, f"# {headline}\n{yaml.safe_dump(plain, sort_keys=False)}")
     if as_json:
         content = {
             "out": str(target),
-            "default": found.default._asdict(),
-            "chosen": found.chosen._asdict(),
+            "default": result.default._asdict(),
+            "chosen": result.chosen._asdict(),
             "ratio_to_default": ratio,
-            "ratios": found.ratios,
-            "trials": [{"settings": s._asdict(), **made._asdict()} for s, made in found.trials],
+            "ratios": result.ratios,
+            "trials": [{"settings": s._asdict(), **t._asdict()} for s, t in result.trials],
         }
         print(json.dumps(content))
     else:
-        print(found.trials[0][1].error if failed else f"{target}: {headline}")
+        print(result.trials[0][1].error if failed else f"{target}: {headline}")
     if failed:
         raise typer.Exit(1)

@@ -1,10 +1,10 @@
-"""Coordinate descent over the settings of a run that change its speed and not what it learns.
+"""Coordinate descent over the settings of a run that change its speed but not its results.
 
-One setting after another takes each of its values while the others stay; what is faster stays.
-At the end winner and default take turns, and only what is faster there is chosen: so the choice
-is never slower than the default but for what noise those turns leave.
+Each setting in turn takes each of its values while the others stay; the fastest value is taken
+over. At the end winner and default run in turns, and the winner is chosen only if it is faster
+there: so the choice is never slower than the default, up to the noise of those runs.
 
-A trial is a few steps, timed, as `evofeed train` in processes of its own: faults stay there.
+A trial is a few timed steps of `evofeed train` in separate processes, which contain its failures.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from evofeed.trainer.run.distributed import GONE
 from evofeed.trainer.run.settings import parts_of
 
 _GAIN = 0.01  # less is noise
-_SWEEPS = 2  # over all settings; the second only where the first changed something
+_SWEEPS = 2  # over all settings; the second only if the first changed a setting
 WARM_UP = 3  # steps: kernels compiled, a graph recorded, buffers grown
 STEPS = 8
-"""Of a trial that count."""
+"""Timed steps of a trial."""
 _CAUSE = re.compile(r"^(?:evofeed|[\w.]*Error): .*", re.MULTILINE)
 
 
 class Settings(NamedTuple):
-    """What is tuned. Samples of a step are the same in all: `accumulate` makes up for the rest."""
+    """The tuned settings. `accumulate` is adapted so that a step has as many samples in all."""
 
     axial: int
     cuda_graphs: bool
@@ -49,7 +49,7 @@ class Settings(NamedTuple):
 
     @classmethod
     def of(cls, config: TrainConfig) -> Settings:
-        """Those of a run."""
+        """The settings of a run."""
         parts = parts_of(config)
         return cls(
             config.axial, config.cuda_graphs, parts.model.activation_checkpointing,
@@ -61,18 +61,18 @@ class Trial(NamedTuple):
     """A short run."""
 
     seconds: tuple[float, ...] = ()
-    """Of each counted step; the same samples in the same order in every trial."""
+    """Of each timed step; the same samples in the same order in every trial."""
     peak_memory: int = 0
-    """Bytes of the rank with most."""
+    """Bytes, the maximum over ranks."""
     wait_share: float = 0.0
-    """Of the time, for data."""
+    """Share of the time spent waiting for data."""
     error: str = ""
-    """Why there are no seconds."""
+    """The reason if there are no seconds."""
 
 
 class TuneResult(NamedTuple):
-    """What the search did: `ratios` are the winner's time over the default's, one a round of the
-    two in turn; `trials` are all, in order."""
+    """The result of a search: `ratios` are the winner's time over the default's, one per round of
+    the two in turn; `trials` are all trials, in order."""
 
     default: Settings
     chosen: Settings
@@ -84,15 +84,15 @@ def applied(config: TrainConfig, settings: Settings, ranks: int) -> TrainConfig:
     """The run with these settings and as many samples a step as before.
 
     Raises:
-        InputError: there are no such settings of this run; says why.
+        InputError: the run cannot have these settings; says why.
     """
     samples = config.accumulate * (ranks // config.axial) * Settings.of(config).batch_size
-    at_once = ranks // settings.axial * settings.batch_size
-    if ranks % settings.axial or samples % at_once:
-        raise InputError(f"samples a step: {samples}, which passes of {at_once} do not divide")
+    per_pass = ranks // settings.axial * settings.batch_size
+    if ranks % settings.axial or samples % per_pass:
+        raise InputError(f"samples a step: {samples}, which passes of {per_pass} do not divide")
     changed = config.replace(
         axial=settings.axial,
-        accumulate=samples // at_once,
+        accumulate=samples // per_pass,
         cuda_graphs=settings.cuda_graphs,
         prefetch=settings.prefetch,
         model={**config.model, "activation_checkpointing": settings.checkpointing},
@@ -103,7 +103,7 @@ def applied(config: TrainConfig, settings: Settings, ranks: int) -> TrainConfig:
 
 
 def alternatives(ranks: int, on_gpu: bool) -> dict[str, Sequence[Any]]:
-    """Values of each setting that this machine can tell apart."""
+    """Values of each setting to try on this machine."""
     values: dict[str, Sequence[Any]] = {
         "axial": [n for n in range(1, ranks + 1) if ranks % n == 0],
         "cuda_graphs": (True, False) if on_gpu else (),
@@ -111,64 +111,64 @@ def alternatives(ranks: int, on_gpu: bool) -> dict[str, Sequence[Any]]:
         "batch_size": (1, 2, 4, 8),
         "prefetch": (4, 16, 64),
     }
-    return {name: some for name, some in values.items() if len(some) > 1}
+    return {name: options for name, options in values.items() if len(options) > 1}
 
 
 def search(
     config: TrainConfig, measure: Callable[[Settings], Trial],
     values: Mapping[str, Sequence[Any]], rounds: int = 3,
 ) -> TuneResult:  # fmt: skip
-    """The fastest settings that coordinate descent finds, confirmed beside the default.
+    """The fastest settings that coordinate descent finds, confirmed against the default.
 
-    What is wrong with settings is their trial's error. `values` are those of `alternatives`; at the
-    end winner and default take turns for so many rounds.
+    Settings that fail have the reason in their trial's error. `values` are those of `alternatives`;
+    at the end winner and default run in turns for `rounds` rounds.
     """
     default = best = Settings.of(config)
     trials: list[tuple[Settings, Trial]] = []
 
-    def take(settings: Settings) -> Trial:
+    def run_trial(settings: Settings) -> Trial:
         trials.append((settings, measure(settings)))
         return trials[-1][1]
 
-    known = {default: take(default)}
+    by_settings = {default: run_trial(default)}
     for _ in range(_SWEEPS):
         before = best
-        for name, value in ((name, value) for name, some in values.items() for value in some):
+        for name, value in ((name, value) for name, options in values.items() for value in options):
             candidate = best._replace(**{name: value})
-            if candidate not in known:
-                known[candidate] = take(candidate)
-            if ratio(known[candidate], known[best]) < 1 - _GAIN:
+            if candidate not in by_settings:
+                by_settings[candidate] = run_trial(candidate)
+            if ratio(by_settings[candidate], by_settings[best]) < 1 - _GAIN:
                 best = candidate
         if best == before:
             break
     ratios = []
-    if best != default and not known[default].error:
+    if best != default and not by_settings[default].error:
         for number in range(rounds):
             pair = (default, best) if number % 2 else (best, default)
-            turn = {settings: take(settings) for settings in pair}
+            turn = {settings: run_trial(settings) for settings in pair}
             ratios.append(ratio(turn[best], turn[default]))
         best = best if statistics.median(ratios) < 1 else default
     return TuneResult(default, best, ratios, trials)
 
 
-def ratio(one: Trial, other: Trial) -> float:
-    """Time of one over the other's, the median of equal steps; what failed is infinitely slow."""
-    if one.error or other.error:
-        return float("inf") if one.error else 0.0
-    return statistics.median(a / b for a, b in zip(one.seconds, other.seconds, strict=False))
+def ratio(trial: Trial, base: Trial) -> float:
+    """Time of a trial over the base's, the median over steps; a failed trial is infinitely slow."""
+    if trial.error or base.error:
+        return float("inf") if trial.error else 0.0
+    return statistics.median(a / b for a, b in zip(trial.seconds, base.seconds, strict=False))
 
 
 def launch(
     config: TrainConfig, settings: Settings, dataset: Sequence[str], *, ranks: int, device: str,
     limit: float,
 ) -> Trial:  # fmt: skip
-    """Run a trial with so many ranks, each with a GPU where `device` is cuda.
+    """Runs a trial with `ranks` ranks, each with a GPU if `device` is cuda.
 
-    It is given up after `limit` seconds; every failure is the trial's error.
+    It is killed after `limit` seconds; every failure becomes the trial's error.
     """
-    few = {"steps": WARM_UP + STEPS, "checkpoint_every": 0, "validate_every": 0, "profile_steps": 0}
+    changes = {"checkpoint_every": 0, "validate_every": 0, "profile_steps": 0}
     try:
-        changed = applied(config, settings, ranks).replace(**few)
+        changed = applied(config, settings, ranks).replace(steps=WARM_UP + STEPS, **changes)
     except InputError as error:
         return Trial(error=error.message)
     with scratch_folder("evofeed-tune-") as out:
@@ -185,7 +185,7 @@ def launch(
             failed = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
             return Trial(error=f"no end within {limit:.0f} s")
-        finally:  # ranks of a launcher that has ended may still be there
+        finally:  # ranks may outlive their launcher
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -204,9 +204,9 @@ def _timed(run: Path) -> Trial:
 
 
 def cause_in(folder: Path) -> str:
-    """What the ranks of a trial say they died of, a cause before what came of it."""
+    """The error that ended a trial, from its ranks' logs: a cause before errors of lost peers."""
     texts = [path.read_text() for path in sorted(folder.glob("ranks/**/stderr.log"))]
     causes = [line for text in texts for line in _CAUSE.findall(text)]
     last = [line for text in texts for line in text.strip().splitlines()[-1:]]
-    said = sorted(causes, key=lambda line: GONE in line) or last or ["it ended without a word"]
-    return said[0].removeprefix("evofeed: ")[:300]
+    lines = sorted(causes, key=lambda line: GONE in line) or last or ["it ended without a message"]
+    return lines[0].removeprefix("evofeed: ")[:300]

@@ -56,7 +56,7 @@ def run_complexes(
     from evofeed.featurize.assembly_commands import add_complexes
     from evofeed.service import serving
     from evofeed.store import Dataset
-    from evofeed.trainer.predict.compare import compared
+    from evofeed.trainer.predict.compare import compare_to_known
     from evofeed.viz import draw_prediction
 
     began = time.perf_counter()
@@ -79,7 +79,7 @@ def run_complexes(
         )  # fmt: skip
         tell(say, f"predict: {name}, before and after")
         first, last = (predicted(record, out / "training", trained=t) for t in (False, True))
-        before, after = (compared(made, record) | made.scores for made in (first, last))
+        before, after = (compare_to_known(made, record) | made.scores for made in (first, last))
         picture = draw_prediction(
             out / "complex.png", contacts=last.contacts, distogram=last.distogram, plddt=last.plddt,
             title=f"{name}: lDDT {after['lddt_ca']:.2f}, DockQ {after['dockq']:.2f}",

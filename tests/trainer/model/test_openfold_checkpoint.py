@@ -99,7 +99,7 @@ def test_af2_arrays_have_af2s_shapes_and_meaning(trained: AlphaFold) -> None:
     assert np.allclose(theirs, opm(outer.flatten()).detach().numpy(), rtol=1e-3, atol=1e-4)
 
 
-def test_arrays_without_a_place_are_listed_and_missing_ones_refused(
+def test_arrays_without_a_parameter_are_listed_and_missing_ones_refused(
     trained: AlphaFold, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     arrays = alphafold_params(trained)
@@ -107,7 +107,7 @@ def test_arrays_without_a_place_are_listed_and_missing_ones_refused(
     assert [name.rsplit("/", 1)[1] for name in unused] == ["bias", "weights"]
     save_openfold_checkpoint(trained, tmp_path / "ptm.npz")
     load_openfold_checkpoint(AlphaFold(replace(CONFIG, tm_bins=None)), tmp_path / "ptm.npz")
-    assert f"no place for 2 arrays, {unused[0]} first" in caplog.text
+    assert f"no parameter for 2 arrays, {unused[0]} first" in caplog.text
     missing = dict(arrays)
     del missing[unused[0]]
     with pytest.raises(CheckpointError, match="predicted_aligned_error_head"):
@@ -117,11 +117,14 @@ def test_arrays_without_a_place_are_listed_and_missing_ones_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state.pop("evoformer.linear.bias"), "lacks 1 parameters, evoformer.linear"),
-        (lambda state: state.update(extra=torch.ones(1)), "has besides 1 parameters, extra first"),
+        (lambda state: state.pop("evoformer.linear.bias"), "missing: 1 parameters, evoformer"),
+        (
+            lambda state: state.update(extra=torch.ones(1)),
+            "unexpected: 1 parameters, extra first",
+        ),
         (
             lambda state: state.update({"evoformer.linear.bias": torch.ones(1)}),
-            "in other shapes 1 parameters, evoformer.linear.bias",
+            "of other shapes: 1 parameters, evoformer.linear.bias",
         ),
     ],
 )
@@ -139,7 +142,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(
 def test_an_unreadable_file_gives_one_typed_error(trained: AlphaFold, tmp_path: Path) -> None:
     for name in ("no.pt", "torn.pt", "hello.pt", "torn.safetensors", "torn.npz"):
         if name != "no.pt":  # torch reads the first letters of a text as commands
-            (tmp_path / name).write_text(f"{name} is no checkpoint")
+            (tmp_path / name).write_text(f"{name} is not a checkpoint")
         with pytest.raises(CheckpointError):
             load_openfold_checkpoint(trained, tmp_path / name)
     with pytest.raises(ValueError, match=r"weights\.txt must end in"):

@@ -37,7 +37,7 @@ def _recorded(path: Path, most: int) -> tuple[ChainAlignment, dict[str, np.ndarr
     return (
         align_chains(
             *atoms[:2], ids(""), *atoms[2:], ids("true_"),
-            no_chains=no_chains, most_assignments=most,
+            no_chains=no_chains, max_assignments=most,
         ),
         z,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Several predictions: files, ranking, going on, comparison with the truth, relaxation."""
+"""Several predictions: files, ranking, resume, comparison with the truth, relaxation."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from evofeed.protein.structure_text import Structure, ca_of_mmcif
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.trainer import AlphaFold, initial_training, tiny, tiny_multimer
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
-from evofeed.trainer.predict.compare import compared
-from evofeed.trainer.predict.many import tasks, write_prediction
+from evofeed.trainer.predict.compare import compare_to_known
+from evofeed.trainer.predict.many import make_tasks, write_prediction
 from evofeed.trainer.predict.prediction import Prediction, predict_structure, prediction_batch
 from evofeed.trainer.predict.relax import relaxed
-from evofeed.trainer.predict.weights import kind_of, load_model
+from evofeed.trainer.predict.weights import describe_model, load_model
 from evofeed.trainer.presets import multimer
 from evofeed.trainer.report.page import write_page
 from evofeed.trainer.run.train import train
@@ -82,16 +82,16 @@ def test_names_by_weights_by_seeds_are_ranked_and_a_second_run_makes_what_is_mis
         assert {(Path(row["weights"]).name, row["seed"]) for row in ranking} == {
             (run, seed) for run in ("first", "second") for seed in (3, 4)
         }
-    gone = tmp_path / "out" / NAMES[0] / "first_seed3_scores.json"
-    before = gone.read_text()
-    gone.unlink()
+    removed = tmp_path / "out" / NAMES[0] / "first_seed3_scores.json"
+    before = removed.read_text()
+    removed.unlink()
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.cif")}
     assert _predict(dataset, *NAMES, *rest) == 0
     said = capsys.readouterr().out
-    assert said.count("(was there)") == 7
-    assert json.loads(gone.read_text()) == json.loads(before)
-    anew = [path.name for path, time in times.items() if path.stat().st_mtime_ns != time]
-    assert anew == ["first_seed3.cif"]
+    assert said.count("(already there)") == 7
+    assert json.loads(removed.read_text()) == json.loads(before)
+    rewritten = [path.name for path, time in times.items() if path.stat().st_mtime_ns != time]
+    assert rewritten == ["first_seed3.cif"]
 
 
 def test_a_page_shows_two_weights_on_the_known_structure(
@@ -102,17 +102,17 @@ def test_a_page_shows_two_weights_on_the_known_structure(
     assert _predict(dataset, NAMES[0], *rest) == 0
     page = (tmp_path / "out" / NAMES[0] / "predictions.html").read_text()
     body = page.partition("<script")[0]
-    (found,) = re.findall(r'data-structure="(.*?)"', body)
-    models = json.loads(html.unescape(found))["models"]
+    (data,) = re.findall(r'data-structure="(.*?)"', body)
+    models = json.loads(html.unescape(data))["models"]
     assert [model["name"] for model in models] == ["first_seed0", "second_seed0", "known structure"]
     assert [model["plddt"] for model in models] == [True, True, False]
     assert len({model["colour"] for model in models}) == 3
     record = Dataset.open(dataset)[NAMES[0]]
     assert record.all_atom_positions is not None and record.all_atom_mask is not None
-    there = record.all_atom_mask[:, 1] > 0
-    turn, shift = (np.array(part) for part in models[0]["placed"])
-    moved = ca_of_mmcif(models[0]["cif"])[1] @ turn.reshape(3, 3) + shift
-    error = ((moved - record.all_atom_positions[:, 1])[there] ** 2).sum(-1).mean() ** 0.5
+    resolved = record.all_atom_mask[:, 1] > 0
+    rotation, shift = (np.array(part) for part in models[0]["placed"])
+    moved = ca_of_mmcif(models[0]["cif"])[1] @ rotation.reshape(3, 3) + shift
+    error = ((moved - record.all_atom_positions[:, 1])[resolved] ** 2).sum(-1).mean() ** 0.5
     scores = json.loads((tmp_path / "out" / NAMES[0] / "first_seed0_scores.json").read_text())
     assert error == pytest.approx(scores["known_structure"]["rmsd_ca"], abs=0.02)
     titles = re.findall(r"<figcaption>([^<]*?) ?<", body)
@@ -125,7 +125,7 @@ def test_a_page_shows_two_weights_on_the_known_structure(
 
 
 @pytest.mark.slow
-def test_its_page_and_that_of_a_run_are_without_fault_in_a_browser(
+def test_the_pages_of_predictions_and_of_a_run_have_no_fault_in_a_browser(
     dataset: str, runs: list[Path], tmp_path: Path, browser: Browser
 ) -> None:
     rest = ("--weights", runs[0], "--out", tmp_path / "a.cif", "--distogram", "--html")
@@ -148,7 +148,7 @@ def test_its_page_and_that_of_a_run_are_without_fault_in_a_browser(
 
 def test_weights_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="two of the weights are called w1"):
-        tasks(["a"], [Path("x/w1.npz"), Path("y/w1.npz")], [0], tmp_path, "cif")
+        make_tasks(["a"], [Path("x/w1.npz"), Path("y/w1.npz")], [0], tmp_path, "cif")
 
 
 def test_a_fasta_names_the_chains_and_another_sequence_is_refused(
@@ -165,7 +165,7 @@ def test_a_fasta_names_the_chains_and_another_sequence_is_refused(
     assert not (tmp_path / "out" / NAMES[1] / "first_seed0.cif").exists()
 
 
-def test_what_cannot_be_meant_is_said_before_the_model_is_read(
+def test_contradictory_options_are_refused_before_the_model_is_read(
     dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, message in (
@@ -179,7 +179,7 @@ def test_what_cannot_be_meant_is_said_before_the_model_is_read(
         assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
-def test_a_file_that_is_no_weights_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_a_file_without_weights_is_named_with_the_reason(tmp_path: Path) -> None:
     broken = tmp_path / "params_model_1.npz"
     broken.write_bytes(b"PK\x03\x04 not really")
     for path, reason in (
@@ -200,25 +200,25 @@ def _complex() -> Prediction:
 def test_aligned_errors_and_scores_are_in_the_forms_of_alphafold_db_and_colabfold(
     tmp_path: Path,
 ) -> None:
-    made = _complex()
-    found = write_prediction(made, tmp_path / "two.cif", facts={"seed": 1}, distogram=True)
-    assert found["ranking_confidence"] == pytest.approx(made.scores["ranking"], abs=1e-4)
-    assert made.pae is not None
+    prediction = _complex()
+    summary = write_prediction(prediction, tmp_path / "two.cif", facts={"seed": 1}, distogram=True)
+    assert summary["ranking_confidence"] == pytest.approx(prediction.scores["ranking"], abs=1e-4)
+    assert prediction.pae is not None
     assert ca_of_mmcif((tmp_path / "two.cif").read_text())[0][::23] == ["A 1", "B 12"]
     (afdb,) = json.loads((tmp_path / "two_predicted_aligned_error.json").read_text())
-    assert np.array_equal(afdb["predicted_aligned_error"], made.pae.round())
+    assert np.array_equal(afdb["predicted_aligned_error"], prediction.pae.round())
     assert afdb["max_predicted_aligned_error"] == 31.75
     scores = json.loads((tmp_path / "two_scores.json").read_text())
-    assert np.allclose(scores["pae"], made.pae, atol=0.006)
-    assert np.allclose(scores["plddt"], made.plddt, atol=0.006)
-    assert scores["max_pae"] == pytest.approx(made.pae.max(), abs=0.006)
+    assert np.allclose(scores["pae"], prediction.pae, atol=0.006)
+    assert np.allclose(scores["plddt"], prediction.plddt, atol=0.006)
+    assert scores["max_pae"] == pytest.approx(prediction.pae.max(), abs=0.006)
     assert {"ptm", "iptm", "seed"} <= set(scores)
     with np.load(tmp_path / "two_distogram.npz") as arrays:
         assert arrays["bin_edges"].shape == (63,)
-        assert np.allclose(arrays["probs"], made.distogram, atol=1e-3)
+        assert np.allclose(arrays["probs"], prediction.distogram, atol=1e-3)
 
 
-def _as_predicted(record: ChainRecord, num_res: int) -> Prediction:
+def _as_prediction(record: ChainRecord, num_res: int) -> Prediction:
     """The first residues of a known structure."""
     assert record.all_atom_positions is not None and record.all_atom_mask is not None
     structure = Structure(
@@ -234,25 +234,29 @@ def _as_predicted(record: ChainRecord, num_res: int) -> Prediction:
 
 def test_the_truth_itself_scores_one() -> None:
     record = synthetic_record(5, num_res=30, num_rows=4, num_templates=1)
-    made = _as_predicted(record, 30)
-    assert compared(made, record) == {"lddt_ca": 1.0, "tm_score": 1.0, "rmsd_ca": 0.0}
+    prediction = _as_prediction(record, 30)
+    assert compare_to_known(prediction, record) == {"lddt_ca": 1.0, "tm_score": 1.0, "rmsd_ca": 0.0}
     unknown = dataclasses.replace(record, all_atom_positions=None, all_atom_mask=None)
-    assert compared(made, unknown) == {}
+    assert compare_to_known(prediction, unknown) == {}
 
 
 def test_relaxation_lowers_the_energy_and_keeps_heavy_atoms_near() -> None:
-    made = _as_predicted(record_of(SMALL_PACK / "data/golden/102m_A.det.npz"), 20)  # a crystal's
-    noise = np.random.default_rng(0).normal(size=made.structure.positions.shape) * 0.1
-    moved = dataclasses.replace(made.structure, positions=made.structure.positions + noise)
-    shaken = dataclasses.replace(made, structure=moved)
+    prediction = _as_prediction(
+        record_of(SMALL_PACK / "data/golden/102m_A.det.npz"), 20
+    )  # a crystal's
+    noise = np.random.default_rng(0).normal(size=prediction.structure.positions.shape) * 0.1
+    moved = dataclasses.replace(
+        prediction.structure, positions=prediction.structure.positions + noise
+    )
+    shaken = dataclasses.replace(prediction, structure=moved)
     after, facts = relaxed(shaken)
     assert facts["energy_after"] < facts["energy_before"]
     assert 0 < facts["moved"] < 0.5
-    there = made.structure.mask > 0
-    assert np.abs(after.structure.positions - shaken.structure.positions)[there].max() < 2
-    unknown = dataclasses.replace(made.structure, aatype=np.full(20, UNKNOWN))
+    mask = prediction.structure.mask > 0
+    assert np.abs(after.structure.positions - shaken.structure.positions)[mask].max() < 2
+    unknown = dataclasses.replace(prediction.structure, aatype=np.full(20, UNKNOWN))
     with pytest.raises(InputError, match="residue 1 is unknown"):
-        relaxed(dataclasses.replace(made, structure=unknown))
+        relaxed(dataclasses.replace(prediction, structure=unknown))
 
 
 def test_weights_that_are_loaded_are_not_drawn_first_and_their_kind_is_named(
@@ -269,16 +273,18 @@ def test_weights_that_are_loaded_are_not_drawn_first_and_their_kind_is_named(
         assert torch.equal(loaded.state_dict()[name], value)
     drawn = AlphaFold(tiny().model).evoformer.blocks[0].state_dict()
     assert all(value.isfinite().all() for value in drawn.values())
-    assert kind_of(initial_training(ptm=True).model) == "AlphaFold2 with templates and pTM"
-    assert kind_of(multimer().model) == "AlphaFold-Multimer v3"
-    assert kind_of(tiny().model).endswith("not of AF2's size")
+    assert describe_model(initial_training(ptm=True).model) == "AlphaFold2 with templates and pTM"
+    assert describe_model(multimer().model) == "AlphaFold-Multimer v3"
+    assert describe_model(tiny().model).endswith("not of AF2's size")
 
 
-def test_rows_that_an_alignment_does_not_have_are_no_work_on_a_cpu_and_change_nothing() -> None:
+def test_rows_that_an_alignment_does_not_have_are_not_computed_on_a_cpu_and_change_nothing() -> (
+    None
+):
     torch.manual_seed(0)
     model = AlphaFold(tiny().model).double()
     record = synthetic_record(3, num_res=20, num_rows=9, num_templates=1)
-    found = []
+    pairs = []
     for clusters, extra in ((6, 8), (12, 7)):  # with extra rows, and with none
         sizes = {"max_msa_clusters": clusters, "max_extra_msa": extra, "max_templates": 1}
         short = prediction_batch(record, model, no_recycling_iters=1, **sizes)
@@ -288,5 +294,5 @@ def test_rows_that_an_alignment_does_not_have_are_no_work_on_a_cpu_and_change_no
         with torch.no_grad():
             for batch in (short, whole):
                 doubled = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
-                found.append(model.eval()(doubled)["pair"])
-        torch.testing.assert_close(found[-2], found[-1], rtol=1e-9, atol=1e-9)
+                pairs.append(model.eval()(doubled)["pair"])
+        torch.testing.assert_close(pairs[-2], pairs[-1], rtol=1e-9, atol=1e-9)

@@ -1,4 +1,4 @@
-"""The model on the ranks of one axis, and whole on the first of them: says what differs.
+"""The model sharded over the ranks of one axis, and unsharded on the first: their differences.
 
 Then it trains on the dataset, in pairs of ranks and all together.
 """
@@ -55,7 +55,7 @@ def _random(config: ModelConfig) -> AlphaFold:
     return model
 
 
-def differences(
+def sharded_model(
     build: Callable[[], AlphaFold], batch: dict[str, Tensor], axis: Axis
 ) -> dict[str, float]:
     """Largest difference of loss, outputs and each parameter's gradient, over its largest value.
@@ -64,24 +64,25 @@ def differences(
     They are compared with a thousandth of the largest gradient.
     """
     shared = parallelize(build(), axis)
-    ours, our_outputs = _step(shared, batch, axis)
-    for part in shared.parameters():
-        if part.grad is not None:
-            dist.all_reduce(part.grad, group=axis.group)
+    our_loss, our_outputs = _step(shared, batch, axis)
+    for parameter in shared.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=axis.group)
     if axis.rank:
         return {}
     whole = build()
     loss, outputs = _step(whole, batch)
-    found = {"loss": _difference(ours, loss)}
+    differences = {"loss": _difference(our_loss, loss)}
     for name in ("msa", "pair", "single", "final_atom_positions", "distogram_logits"):
-        found[f"output {name}"] = _difference(our_outputs[name], outputs[name])
+        differences[f"output {name}"] = _difference(our_outputs[name], outputs[name])
     grads = [p.grad.abs().max().item() for p in whole.parameters() if p.grad is not None]
-    for (name, one), part in zip(whole.named_parameters(), shared.parameters(), strict=True):
-        assert (one.grad is None) == (part.grad is None), name
-        if one.grad is None or part.grad is None:
+    for (name, theirs), ours in zip(whole.named_parameters(), shared.parameters(), strict=True):
+        assert (theirs.grad is None) == (ours.grad is None), name
+        if theirs.grad is None or ours.grad is None:
             continue
-        found[f"gradient {name}"] = _difference(part.grad / axis.size, one.grad, 1e-3 * max(grads))
-    return found
+        least = 1e-3 * max(grads)
+        differences[f"gradient {name}"] = _difference(ours.grad / axis.size, theirs.grad, least)
+    return differences
 
 
 def _step(
@@ -112,29 +113,28 @@ def _exact(**changes: Any) -> Callable[[], AlphaFold]:
 
 
 def fused_block(axis: Axis) -> dict[str, float]:
-    """As `differences`, of an Evoformer block on fused operators under Triton's interpreter."""
+    """As `sharded_model`, of an Evoformer block on fused operators under Triton's interpreter."""
     from evofeed.kernels import to_fused
     from evofeed.kernels.runtime.backend import interpreted
 
-    shared, given = small_stack(3, 5)
-    m, z, msa_mask, pair_mask = given
+    shared, (m, z, msa_mask, pair_mask) = small_stack(3, 5)
     whole = copy.deepcopy(shared)
     to_fused(parallelize(shared, axis))
-    found = {}
+    differences = {}
     with interpreted(), quick_interpreter():
-        ours = _made(shared, m, z, msa_mask, pair_mask)
+        ours = _results(shared, m, z, msa_mask, pair_mask)
         for values in (ours["input"], ours["weight"]):
             for value in values.values():
                 dist.all_reduce(value, group=axis.group)
                 value /= axis.size
         if axis.rank:
             return {}
-        theirs = _made(whole, m, z, msa_mask, pair_mask)
+        theirs = _results(whole, m, z, msa_mask, pair_mask)
     least = 1e-3 * max(value.abs().max().item() for value in theirs["weight"].values())
     for kind, values in ours.items():
         for name, value in values.items():
-            found[f"{kind} {name}"] = _difference(value, theirs[kind][name], least)
-    return found
+            differences[f"{kind} {name}"] = _difference(value, theirs[kind][name], least)
+    return differences
 
 
 def small_stack(S: int, N: int) -> tuple[EvoformerStack, tuple[Tensor, ...]]:
@@ -154,45 +154,47 @@ def small_stack(S: int, N: int) -> tuple[EvoformerStack, tuple[Tensor, ...]]:
 
 
 def fused_rows(axis: Axis) -> dict[str, float]:
-    """A block on fused operators that writes rows of the pairs over, in parts and at once."""
+    """A block on fused operators that overwrites its rows of the pairs, in chunks and at once."""
     from evofeed.kernels import to_fused
     from evofeed.kernels.runtime.backend import interpreted
 
     stack, (m, z, *masks) = small_stack(3, 5)
     to_fused(stack.eval())
-    found, kept = {}, (rows.ON_CPU, triangle_product.MOST_WHOLE)
-    triangle_product.MOST_WHOLE = 1  # a few channels at a time
+    differences, limits = {}, (rows.CPU_BYTES, triangle_product.MAX_FULL_LENGTH)
+    triangle_product.MAX_FULL_LENGTH = 1  # a few channels at a time
     with interpreted(), quick_interpreter(), torch.no_grad():
         whole_m, whole_z, _ = stack(m, z, *masks)
-        for nbytes in (500, kept[0]):
-            rows.ON_CPU = nbytes
+        for nbytes in (500, limits[0]):
+            rows.CPU_BYTES = nbytes
             rows._budget.cache_clear()
-            mine = axis.part(z, -3).clone()
-            over = replace(axis, in_place=True)
-            made_m, made_z = msa_rows(stack, over, m, mine, *masks, mask_trans=True)
-            assert made_z.data_ptr() == mine.data_ptr()
-            found[f"{nbytes} z"] = _difference(made_z, axis.part(whole_z, -3))
-            found[f"{nbytes} m"] = _difference(made_m, axis.part(whole_m, -3))
-    rows.ON_CPU, triangle_product.MOST_WHOLE = kept
+            part = axis.part(z, -3).clone()
+            in_place = replace(axis, in_place=True)
+            new_m, new_z = msa_rows(stack, in_place, m, part, *masks, mask_trans=True)
+            assert new_z.data_ptr() == part.data_ptr()
+            differences[f"{nbytes} z"] = _difference(new_z, axis.part(whole_z, -3))
+            differences[f"{nbytes} m"] = _difference(new_m, axis.part(whole_m, -3))
+    rows.CPU_BYTES, triangle_product.MAX_FULL_LENGTH = limits
     rows._budget.cache_clear()
-    return found
+    return differences
 
 
-def _made(stack: nn.Module, m: Tensor, z: Tensor, *masks: Tensor) -> dict[str, dict[str, Tensor]]:
+def _results(
+    stack: nn.Module, m: Tensor, z: Tensor, *masks: Tensor
+) -> dict[str, dict[str, Tensor]]:
     """Outputs of a stack, and the gradients of its inputs and weights."""
     torch.manual_seed(7)
-    given = {"m": m.clone().requires_grad_(), "z": z.clone().requires_grad_()}
-    made = stack(*given.values(), *masks)
-    sum(x.square().sum() for x in made).backward()
+    inputs = {"m": m.clone().requires_grad_(), "z": z.clone().requires_grad_()}
+    outputs = stack(*inputs.values(), *masks)
+    sum(x.square().sum() for x in outputs).backward()
     return {
-        "input": {name: x.grad for name, x in given.items() if x.grad is not None},
-        "output": {str(n): x.detach() for n, x in enumerate(made)},
+        "input": {name: x.grad for name, x in inputs.items() if x.grad is not None},
+        "output": {str(n): x.detach() for n, x in enumerate(outputs)},
         "weight": {n: p.grad for n, p in stack.named_parameters() if p.grad is not None},
     }
 
 
-def in_parts(axis: Axis) -> dict[str, float]:
-    """Prediction by rows, all that is larger than the pairs in parts, against the whole at once.
+def in_chunks(axis: Axis) -> dict[str, float]:
+    """Prediction by rows with chunked intermediates, against the unsharded model.
 
     Of a chain with aligned errors, and of a complex.
     """
@@ -206,7 +208,7 @@ def in_parts(axis: Axis) -> dict[str, float]:
         "msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt", "ptm_score",
         "predicted_aligned_error", "iptm_score",
     ]  # fmt: skip
-    found, kept = {}, rows.ON_CPU
+    differences, budget = {}, rows.CPU_BYTES
     for case, (config, batch) in cases.items():
         batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
         whole = _random(config).double().eval()
@@ -214,16 +216,16 @@ def in_parts(axis: Axis) -> dict[str, float]:
         with torch.no_grad():
             expected = whole(batch)
             expected["pair"] = axis.part(expected["pair"], -3)
-            for nbytes in (2000, kept):  # a row or two of everything; all at once
-                rows.ON_CPU = nbytes
+            for nbytes in (2000, budget):  # a row or two of everything; all at once
+                rows.CPU_BYTES = nbytes
                 rows._budget.cache_clear()
-                made = shared(batch)
-                found |= {
-                    f"{case} {nbytes} {name}": _difference(made[name], expected[name])
+                outputs = shared(batch)
+                differences |= {
+                    f"{case} {nbytes} {name}": _difference(outputs[name], expected[name])
                     for name in names if name in expected
                 }  # fmt: skip
     rows._budget.cache_clear()
-    return found
+    return differences
 
 
 def few_residues(axis: Axis) -> dict[str, float]:
@@ -232,9 +234,9 @@ def few_residues(axis: Axis) -> dict[str, float]:
     whole = _exact()().eval()
     shared = parallelize(copy.deepcopy(whole), axis)
     with torch.no_grad():
-        made, expected = shared(batch), whole(batch)
+        outputs, expected = shared(batch), whole(batch)
     names = ("msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt")
-    return {name: _difference(made[name], expected[name]) for name in names}
+    return {name: _difference(outputs[name], expected[name]) for name in names}
 
 
 def products(axis: Axis) -> dict[str, float]:
@@ -242,7 +244,7 @@ def products(axis: Axis) -> dict[str, float]:
     N, E = 7, 5
     torch.manual_seed(2)
     ab, d = torch.randn(2, E, 2, N, N).double(), torch.randn(E, 2, N, N).double()
-    found = {}
+    differences = {}
     for outgoing in (True, False):
         whole = ab.clone().requires_grad_()
         a, b = whole
@@ -250,14 +252,14 @@ def products(axis: Axis) -> dict[str, float]:
         (expected * d).sum().backward()
         grad = whole.grad
         assert grad is not None
-        for way in (RowProduct, ChannelProduct):
-            product = way(axis, N)
-            rows, kept = product(axis.part(ab, -2).contiguous(), outgoing)
-            back = product.gradient(axis.part(d, -2).contiguous(), kept, outgoing)
-            name = f"{way.__name__} {outgoing}"
-            found[name] = _difference(rows, axis.part(expected.detach(), -2))
-            found[f"{name} gradient"] = _difference(back, axis.part(grad, -2))
-    return found
+        for kind in (RowProduct, ChannelProduct):
+            product = kind(axis, N)
+            rows, saved = product(axis.part(ab, -2).contiguous(), outgoing)
+            back = product.gradient(axis.part(d, -2).contiguous(), saved, outgoing)
+            name = f"{kind.__name__} {outgoing}"
+            differences[name] = _difference(rows, axis.part(expected.detach(), -2))
+            differences[f"{name} gradient"] = _difference(back, axis.part(grad, -2))
+    return differences
 
 
 class Spoilt:
@@ -278,26 +280,26 @@ def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
     assert axis.group is not None
     axis = replace(axis, memory=shared_files(folder, axis.group))
     assert axis.memory is not None
-    found: dict[str, float] = {}
+    differences: dict[str, float] = {}
     for dtype, C in ((torch.bfloat16, 8), (torch.float32, 3)):
         torch.manual_seed(4)
         whole = torch.randn(2, 2, 7, C).to(dtype)
         for split, join in ((-2, -3), (-3, -2)):  # with an empty part on three ranks
             part = exchanged(axis.part(whole, join), axis, split, join, whole.shape[join])
-            found[f"exchange {split} {dtype}"] = _difference(part, axis.part(whole, split))
+            differences[f"exchange {split} {dtype}"] = _difference(part, axis.part(whole, split))
         for dim in (-3, -2):
             name = f"{dim} {dtype}"
-            made = gathered(axis.part(whole, dim), axis, dim, whole.shape[dim])
-            found[f"gather {name}"] = _difference(made, whole)
+            full = gathered(axis.part(whole, dim), axis, dim, whole.shape[dim])
+            differences[f"gather {name}"] = _difference(full, whole)
             added = whole * (1 + axis.rank)
             expected = axis.part(whole, dim) * (axis.size * (axis.size + 1) // 2)
-            found[f"reduce {name}"] = _difference(reduced(added, axis, dim), expected)
+            differences[f"reduce {name}"] = _difference(reduced(added, axis, dim), expected)
     small = (1, 4, 3, 8)
-    found["checked"] = float(checked(axis, whole.device, small, 1) is not axis)
+    differences["checked"] = float(checked(axis, whole.device, small, 1) is not axis)
     spoilt = replace(axis, memory=cast(PeerMemory, Spoilt(axis.memory)))
-    found["spoilt"] = float(checked(spoilt, whole.device, small, 1).memory is not None)
+    differences["spoilt"] = float(checked(spoilt, whole.device, small, 1).memory is not None)
     assert not axis.memory.fits(torch.float32, 1 << 20) and not axis.memory.fits(torch.int32, 1)
-    return found
+    return differences
 
 
 SLOT = 1 << 16
@@ -336,28 +338,28 @@ def train_shared(dataset: str, out: Path) -> None:
 
 
 def main(out: Path, dataset: str) -> None:
-    """Cases on 2, 3 or 4 ranks, then a run; the first rank writes what differs."""
+    """Cases on 2, 3 or 4 ranks, then a run; the first rank writes the differences."""
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.set_default_dtype(torch.float32)
     odd = _batch(torch.float64, num_res=11, num_seq=5, num_extra_seq=7, num_templates=2,
                  no_recycling_iters=1)  # fmt: skip
     few = _batch(torch.float64, num_res=6, num_seq=1, num_extra_seq=2, num_templates=0)
-    late = {"opm_first": True, "fuse_projection_weights": True}
+    v3 = {"opm_first": True, "fuse_projection_weights": True}
     model = tiny().model
     assert model.template is not None
     other = {
-        "evoformer": replace(model.evoformer, **late, no_column_attention=True),
-        "extra_msa": replace(model.extra_msa, **late),
+        "evoformer": replace(model.evoformer, **v3, no_column_attention=True),
+        "extra_msa": replace(model.extra_msa, **v3),
         "template": replace(model.template, tri_mul_first=True),
         "mask_trans": True,
         "activation_checkpointing": True,
     }
-    found: dict[str, dict[str, float]] = {}
+    cases: dict[str, dict[str, float]] = {}
 
-    def compare(name: str, case: Callable[..., dict[str, float]], *given: Any) -> None:
+    def compare(name: str, case: Callable[..., dict[str, float]], *arguments: Any) -> None:
         began = time.perf_counter()
-        found[name] = case(*given)
+        cases[name] = case(*arguments)
         if rank == 0:
             print(name, round(time.perf_counter() - began, 1), flush=True)
 
@@ -370,16 +372,16 @@ def main(out: Path, dataset: str) -> None:
             compare("fused", fused_block, axis)
             compare("fused rows", fused_rows, axis)
             compare("few residues", few_residues, axis)
-            compare("other", differences, _exact(**other), odd, axis)
+            compare("other", sharded_model, _exact(**other), odd, axis)
         if ranks == 3:
-            compare("odd", differences, _exact(), odd, axis)
-            compare("parts", in_parts, axis)
+            compare("odd", sharded_model, _exact(), odd, axis)
+            compare("chunks", in_chunks, axis)
             compare("products", products, axis)
             compare("memory", through_memory, axis, out)
         if ranks == 4:
-            compare("few", differences, _exact(), few, axis)
+            compare("few", sharded_model, _exact(), few, axis)
     if rank == 0:
-        (out / "found.json").write_text(json.dumps(found))
+        (out / "cases.json").write_text(json.dumps(cases))
     train_shared(dataset, out / "run")
     chain = Dataset.open(dataset).index["chain_id"][0].as_py()
     words = ["predict", dataset, chain, "--checkpoint", out / "run", "--out", out / f"{chain}.pdb"]

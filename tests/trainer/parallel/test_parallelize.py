@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.conftest import exit_code, once_a_run
 from tests.trainer.forked import run_ranks
-from tests.trainer.parallel.ranks import STEPS, config, fused_rows, in_parts, main, small_stack
+from tests.trainer.parallel.ranks import STEPS, config, fused_rows, in_chunks, main, small_stack
 from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -34,101 +34,100 @@ EXACT, FUSED = 1e-12, 2e-4
 
 @pytest.fixture(scope="session")
 def four_ranks(tiny_dataset: str) -> Path:
-    """The folder that `ranks.py` filled: `found.json`, and a run in `run`."""
+    """The folder that `ranks.py` filled: `cases.json`, and a run in `run`."""
 
-    def made(out: Path) -> None:
+    def make(out: Path) -> None:
         run_ranks(4, main, out, tiny_dataset, folder=out / "logs")
 
-    return once_a_run("four-ranks", made)
+    return once_a_run("four-ranks", make)
 
 
 @pytest.fixture
-def found(four_ranks: Path) -> dict[str, dict[str, float]]:
-    """What differs, by case."""
-    cases: dict[str, dict[str, float]] = json.loads((four_ranks / "found.json").read_text())
-    return cases
+def cases(four_ranks: Path) -> dict[str, dict[str, float]]:
+    """Differences by case and name."""
+    return json.loads((four_ranks / "cases.json").read_text())  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("case", ["other", "odd", "few"])
 def test_outputs_and_every_gradient_are_those_of_one_rank(
-    found: dict[str, dict[str, float]], case: str
+    cases: dict[str, dict[str, float]], case: str
 ) -> None:
     """On two ranks in the other order, with checkpoints and masked transitions; on three odd
     numbers of residues, rows and templates with recycling; on four fewer rows than ranks."""
-    assert len(found[case]) > 300
-    assert {n: d for n, d in found[case].items() if not d < EXACT} == {}
+    assert len(cases[case]) > 300
+    assert {n: d for n, d in cases[case].items() if not d < EXACT} == {}
 
 
-def test_so_they_are_on_fused_operators(found: dict[str, dict[str, float]]) -> None:
-    assert len(found["fused"]) > 90
-    assert {n: d for n, d in found["fused"].items() if not d < FUSED} == {}
+def test_so_they_are_on_fused_operators(cases: dict[str, dict[str, float]]) -> None:
+    assert len(cases["fused"]) > 90
+    assert {n: d for n, d in cases["fused"].items() if not d < FUSED} == {}
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_predicting_by_rows_and_in_parts_is_predicting_at_once(
-    found: dict[str, dict[str, float]], ranks: int
+def test_predicting_by_rows_and_in_chunks_is_predicting_at_once(
+    cases: dict[str, dict[str, float]], ranks: int
 ) -> None:
-    """Each rank has its rows of the pairs alone; those it finds are compared."""
+    """Each rank has only its rows of the pairs, which are compared."""
     alone = Axis(group=None, rank=0, size=1)
-    differences = in_parts(alone) if ranks == 1 else found["parts"]
+    differences = in_chunks(alone) if ranks == 1 else cases["chunks"]
     assert len(differences) == 2 * (8 + 9) and max(differences.values()) < EXACT
 
 
 def test_a_chain_of_fewer_residues_than_ranks_is_predicted(
-    found: dict[str, dict[str, float]],
+    cases: dict[str, dict[str, float]],
 ) -> None:
-    differences = found["few residues"]
+    differences = cases["few residues"]
     assert len(differences) == 6 and max(differences.values()) < EXACT
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_so_it_is_on_fused_operators_with_the_pairs_written_over(
-    found: dict[str, dict[str, float]], ranks: int
+def test_so_it_is_on_fused_operators_with_the_pairs_overwritten(
+    cases: dict[str, dict[str, float]], ranks: int
 ) -> None:
     alone = Axis(group=None, rank=0, size=1)
-    differences = fused_rows(alone) if ranks == 1 else found["fused rows"]
+    differences = fused_rows(alone) if ranks == 1 else cases["fused rows"]
     assert len(differences) == 4 and max(differences.values()) < FUSED
 
 
 class Alive(TorchDispatchMode):
-    """The most bytes of tensors that are alive at a time."""
+    """Peak bytes of the tensors alive at a time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0
-        self._seen: Any = weakref.WeakKeyDictionary()
+        self.peak = 0
+        self._nbytes: Any = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for x in tree_leaves((args, made)):
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves((args, result)):
             if isinstance(x, torch.Tensor):
-                self._seen[x.untyped_storage()] = x.untyped_storage().nbytes()
-        self.most = max(self.most, sum(self._seen.values()))
-        return made
+                self._nbytes[x.untyped_storage()] = x.untyped_storage().nbytes()
+        self.peak = max(self.peak, sum(self._nbytes.values()))
+        return result
 
 
 @pytest.fixture
 def four_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """So many of a small chain are made at once."""
-    monkeypatch.setattr(rows, "ON_CPU", 100_000)
+    """Chunks of about four rows of a small chain."""
+    monkeypatch.setattr(rows, "CPU_BYTES", 100_000)
     rows._budget.cache_clear()
     yield
     rows._budget.cache_clear()
 
 
 @pytest.mark.usefixtures("four_rows")
-def test_pairs_that_are_written_over_are_there_once() -> None:
-    """Beside them there is one side of a triangle's product, as large, and some rows."""
+def test_overwritten_pairs_are_in_memory_once() -> None:
+    """Next to them there is one side of a triangle's product, as large, and some rows."""
     stack, (m, z, *masks) = small_stack(2, 96)
     axis = Axis(group=None, rank=0, size=1, in_place=True)
     with torch.no_grad(), Alive() as alive:
         msa_rows(stack.eval(), axis, m, z, *masks, mask_trans=True)
-    assert 2 * z.nbytes < alive.most <= 2.6 * z.nbytes
+    assert 2 * z.nbytes < alive.peak <= 2.6 * z.nbytes
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("four_rows")
-def test_of_templates_there_is_what_the_documents_say() -> None:
+def test_templates_take_the_memory_that_the_documents_say() -> None:
     """Of a chain all of them, of a complex their sum and the last one."""
     N, templates = 32, 4
     sizes = {"num_seq": 1, "num_extra_seq": 1, "num_templates": templates}
@@ -139,31 +138,31 @@ def test_of_templates_there_is_what_the_documents_say() -> None:
         model, axis = AlphaFold(preset).eval(), Axis(group=None, rank=0, size=1, in_place=True)
         feats = features_of_cycle(batch, 0)
         z, mask = torch.randn(1, N, N, preset.c_z), torch.ones(1, N, N)
-        given = sum(x.nbytes for x in batch.values()) + sum(p.nbytes for p in model.parameters())
+        inputs = sum(x.nbytes for x in batch.values()) + sum(p.nbytes for p in model.parameters())
         with torch.no_grad(), Alive() as alive:
             add_templates(model.template_embedder, axis, feats, z, mask, False)  # type: ignore[arg-type]
         assert preset.template is not None
-        kept = templates if preset.multimer is None else min(templates, 2)
-        channels = preset.c_z + kept * preset.template.c_t + preset.template.c_hidden_tri_mul
+        stored = templates if preset.multimer is None else min(templates, 2)
+        channels = preset.c_z + stored * preset.template.c_t + preset.template.c_hidden_tri_mul
         expected = 4 * N * N * channels  # float32
-        assert alive.most <= 1.25 * expected + given, preset
+        assert alive.peak <= 1.25 * expected + inputs, preset
 
 
 def test_both_ways_to_multiply_triangles_are_the_whole_product(
-    found: dict[str, dict[str, float]],
+    cases: dict[str, dict[str, float]],
 ) -> None:
-    differences = found["products"]
+    differences = cases["products"]
     assert len(differences) == 8 and max(differences.values()) < EXACT
 
 
 def test_exchanges_through_memory_are_those_through_messages(
-    found: dict[str, dict[str, float]],
+    cases: dict[str, dict[str, float]],
 ) -> None:
     """Odd sizes and empty parts; bfloat16 of three parts is rounded once, so once is allowed.
 
-    A run looks before it relies on it, and does not where a sum is wrong.
+    A run tests the memory first, and does not use it if a sum is wrong.
     """
-    differences = found["memory"]
+    differences = cases["memory"]
     assert len(differences) == 14
     assert {n: d for n, d in differences.items() if not d < (1e-2 if "bf" in n else 1e-6)} == {}
     assert all(d == 0 for n, d in differences.items() if n.startswith(("exchange", "gather")))

@@ -1,4 +1,4 @@
-"""Predictions in parts on a GPU, in bfloat16 on fused operators, beside the same at once."""
+"""Predictions in chunks on a GPU, in bfloat16 on fused operators, against the same at once."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from evofeed.trainer.model.evoformer import PairStack
 from evofeed.trainer.parallel import rows
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.pairs import _multiply
-from evofeed.trainer.predict.prediction import spread
+from evofeed.trainer.predict.prediction import prepare_model
 from evofeed.trainer.presets import initial_training, multimer
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
 ]
-IN_PARTS = 1 << 20
+LONG_CHAIN = 1 << 20
 
 
 @pytest.fixture
 def little_memory() -> Iterator[Any]:
-    """Takes into how many bytes every part must fit; puts it back."""
-    kept = rows.SHARE
+    """Sets the bytes that a chunk may take; restores them."""
+    share = rows.MEMORY_SHARE
 
-    def given(nbytes: int) -> None:
-        rows.SHARE = nbytes / torch.cuda.get_device_properties(0).total_memory
+    def set_budget(nbytes: int) -> None:
+        rows.MEMORY_SHARE = nbytes / torch.cuda.get_device_properties(0).total_memory
         rows._budget.cache_clear()
 
-    yield given
-    rows.SHARE = kept
+    yield set_budget
+    rows.MEMORY_SHARE = share
     rows._budget.cache_clear()
 
 
@@ -50,10 +50,10 @@ def _off(ours: Tensor, theirs: Tensor) -> float:
 
 @pytest.mark.parametrize("channels", [64, 128])
 @pytest.mark.parametrize("outgoing", [True, False], ids=["outgoing", "incoming"])
-def test_a_triangle_product_in_parts_is_as_near_to_float32_as_the_whole(
+def test_a_triangle_product_in_chunks_is_as_near_to_float32_as_the_whole(
     channels: int, outgoing: bool, little_memory: Any
 ) -> None:
-    """Parts of few pairs run other kernels than the whole does."""
+    """Chunks of few pairs run other kernels than the full product does."""
     torch.manual_seed(0)
     N = 528
     with torch.device("cuda"), torch.no_grad():
@@ -65,22 +65,22 @@ def test_a_triangle_product_in_parts_is_as_near_to_float32_as_the_whole(
         name = "tri_mul_out" if outgoing else "tri_mul_in"
         exact = getattr(stack, name)(z.float(), mask)
     module = getattr(to_fused(stack), name)
-    axis, found = Axis(group=None, rank=0, size=1, in_place=True), []
+    axis, results = Axis(group=None, rank=0, size=1, in_place=True), []
     for nbytes in (8 << 30, 16 << 20, 1 << 20):
         little_memory(nbytes)
-        given = z.clone()
+        overwritten = z.clone()
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-            found.append(_multiply(module, given, mask, None, axis))
-        assert (found[-1].data_ptr() == given.data_ptr()) == (nbytes < 8 << 30)
-    whole, *parts = (_off(one.float() - z.float(), exact) for one in found)
-    assert whole < 0.02 and max(parts) < 1.2 * whole
+            results.append(_multiply(module, overwritten, mask, None, axis))
+        assert (results[-1].data_ptr() == overwritten.data_ptr()) == (nbytes < 8 << 30)
+    at_once, *chunked = (_off(result.float() - z.float(), exact) for result in results)
+    assert at_once < 0.02 and max(chunked) < 1.2 * at_once
 
 
 @pytest.mark.parametrize("name", ["chain", "complex"])
-def test_a_prediction_in_parts_is_as_near_to_float32_as_at_once(
+def test_a_prediction_in_chunks_is_as_near_to_float32_as_at_once(
     name: str, little_memory: Any
 ) -> None:
-    """Both round alike: neither is further than half as much again as the other."""
+    """Both round alike: neither is further than 1.5 times the other."""
     sizes: dict[str, Any] = {"num_res": 200, "num_seq": 32, "num_extra_seq": 64, "num_templates": 3}
     if name == "chain":
         config, batch = initial_training().model, synthetic_batch(**sizes, no_recycling_iters=1)
@@ -93,21 +93,21 @@ def test_a_prediction_in_parts_is_as_near_to_float32_as_at_once(
         extra_msa=replace(config.extra_msa, no_blocks=1),
     )
     batch = {key: value.cuda() for key, value in batch.items()}
-    found = {}
-    for way in ("float32", "at once", "in parts"):
+    outputs = {}
+    for way in ("float32", "at once", "in chunks"):
         torch.manual_seed(0)
         with torch.device("cuda"), torch.no_grad():
             model = AlphaFold(config).eval()
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
-        if way == "in parts":
+        if way == "in chunks":
             little_memory(4 << 20)
         if way != "float32":
-            spread(model, IN_PARTS if way == "in parts" else 0)
+            prepare_model(model, LONG_CHAIN if way == "in chunks" else 0)
         half = torch.autocast("cuda", torch.bfloat16, enabled=way != "float32")
         with torch.no_grad(), half:
-            found[way] = model(batch)
+            outputs[way] = model(batch)
     for key in ("pair", "single", "distogram_logits", "plddt"):
-        exact = found["float32"][key]
-        parts, whole = (_off(found[way][key], exact) for way in ("in parts", "at once"))
-        assert parts < 1.5 * whole and whole < 0.1, key
+        exact = outputs["float32"][key]
+        chunked, at_once = (_off(outputs[way][key], exact) for way in ("in chunks", "at once"))
+        assert chunked < 1.5 * at_once and at_once < 0.1, key
