@@ -255,7 +255,7 @@ class Tickets:
     def _found(self, ticket: TicketRow) -> dict[tuple[str, str], bytes] | None:
         """Its results by sequence and database, if the cache has all."""
         asked = self._search([ticket], None)
-        found = asked.known()
+        found = asked.cached_results()
         if found is None:
             return None
         names = [database.name for database in asked.databases]

@@ -1,4 +1,4 @@
-"""From sequences to alignments: each sequence once in each database, results kept by content."""
+"""Sequences to alignments: each sequence is searched once in each database, results are cached."""
 
 from typing import TYPE_CHECKING
 

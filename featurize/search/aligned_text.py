@@ -1,6 +1,6 @@
-"""Alignments as programs write and want them: Stockholm and A3M text, insertions and all; paired.
+"""Stockholm and A3M text with all insertions: reading, writing, and pairing of chains.
 
-`parse_a3m` and `parse_stockholm` give what features need. Here rows keep their insertions,
+`parse_a3m` and `parse_stockholm` read what features need. Here rows keep their insertions,
 because a template search builds its profile from them.
 """
 
@@ -29,11 +29,11 @@ def read_rows(data: bytes) -> list[Row]:
     """The rows of a Stockholm alignment, blocks joined, gaps written `-`.
 
     Raises:
-        MsaError: no sequence, rows of different width, or no end: it was cut short.
+        MsaError: no sequence, rows of different width, or no end: it was truncated.
     """
-    found, ended = stockholm_rows(data)
-    rows = [Row(name, about, letters.replace(".", "-")) for name, about, letters in found]
-    if not ended:
+    triples, has_end = stockholm_rows(data)
+    rows = [Row(name, header, letters.replace(".", "-")) for name, header, letters in triples]
+    if not has_end:
         raise MsaError("the Stockholm alignment has no end: it was cut short")
     if len({len(row.letters) for row in rows}) > 1:
         raise MsaError("rows of different width")
@@ -41,27 +41,26 @@ def read_rows(data: bytes) -> list[Row]:
 
 
 def rows_of_a3m(data: bytes) -> list[Row]:
-    """The rows of an A3M, insertions spread out into columns of their own."""
+    """The rows of an A3M, with added columns for insertions."""
     records = a3m_rows(data)
-    split = [_insertions(letters.replace(".", "")) for _, letters in records]
+    split = [_split_insertions(letters.replace(".", "")) for _, letters in records]
     if len({len(columns) for columns, _ in split}) > 1:
         raise MsaError("rows of different width")
-    widths = [
-        max(map(len, lane)) for lane in zip(*(inserted for _, inserted in split), strict=True)
-    ]
+    insertions = zip(*(inserted for _, inserted in split), strict=True)
+    widths = [max(map(len, texts)) for texts in insertions]
     rows = []
     for (head, _), (columns, inserted) in zip(records, split, strict=True):
-        lanes = [
+        padded = [
             text.upper().ljust(width, "-") for text, width in zip(inserted, widths, strict=True)
         ]
         name, _, description = head.partition(" ")
-        letters = "".join(a + b for a, b in zip(lanes, [*columns, ""], strict=True))
+        letters = "".join(a + b for a, b in zip(padded, [*columns, ""], strict=True))
         rows.append(Row(name, description, letters))
     return rows
 
 
-def _insertions(sequence: str) -> tuple[list[str], list[str]]:
-    """Match columns, and what is inserted before each of them and after the last."""
+def _split_insertions(sequence: str) -> tuple[list[str], list[str]]:
+    """Letters of the match columns, and the insertions before each of them and after the last."""
     columns: list[str] = []
     inserted = [""]
     for letter in sequence:
@@ -78,46 +77,46 @@ def read_any(data: bytes) -> list[Row]:
     return read_rows(data) if data.lstrip().startswith(b"# STOCKHOLM") else rows_of_a3m(data)
 
 
-def together(texts: Sequence[bytes]) -> bytes:
-    """Alignments of one query as one A3M; a single one as it is."""
+def join_alignments(texts: Sequence[bytes]) -> bytes:
+    """Alignments of one query joined in one A3M; a single one unchanged."""
     return texts[0] if len(texts) == 1 else b"".join(to_a3m(read_any(text)) for text in texts)
 
 
 def template_rows(rows: list[Row]) -> list[Row]:
-    """What a template search gets: each row once, empty columns gone.
+    """The rows for a template search: without duplicates and empty columns.
 
-    Rows with the same letters over the query's residues are one, whatever their
+    Rows with the same letters at the query's residues are duplicates, whatever their
     insertions (AF2's `deduplicate_stockholm_msa`, `remove_empty_columns_from_stockholm_msa`).
     """
-    query = [letter != "-" for letter in rows[0].letters]
-    first: dict[str, Row] = {}
+    query_mask = [letter != "-" for letter in rows[0].letters]
+    by_letters: dict[str, Row] = {}
     for row in rows:
-        first.setdefault("".join(compress(row.letters, query)), row)
-    kept = list(first.values())
-    full = [
-        any(letter != "-" for letter in lane)
-        for lane in zip(*(r.letters for r in kept), strict=True)
+        by_letters.setdefault("".join(compress(row.letters, query_mask)), row)
+    columns = zip(*(row.letters for row in by_letters.values()), strict=True)
+    mask = [any(letter != "-" for letter in column) for column in columns]
+    return [
+        Row(row.name, row.description, "".join(compress(row.letters, mask)))
+        for row in by_letters.values()
     ]
-    return [Row(r.name, r.description, "".join(compress(r.letters, full))) for r in kept]
 
 
 def to_stockholm(rows: list[Row]) -> bytes:
     """Stockholm with the query's residues marked as reference columns, for `hmmbuild --hand`."""
-    mark = "".join("." if letter == "-" else "x" for letter in rows[0].letters)
-    # Numbers for names: those of an A3M may be there twice. The model does not depend on them.
+    reference = "".join("." if letter == "-" else "x" for letter in rows[0].letters)
+    # Numbers as names: an A3M may repeat names. The model does not depend on them.
     lines = [f"s{number:<11} {row.letters}" for number, row in enumerate(rows)]
-    text = ["# STOCKHOLM 1.0", "#=GF ID query", *lines, f"#=GC RF      {mark}", "//", ""]
+    text = ["# STOCKHOLM 1.0", "#=GF ID query", *lines, f"#=GC RF      {reference}", "//", ""]
     return "\n".join(text).encode()
 
 
 def to_a3m(rows: list[Row]) -> bytes:
     """A3M over the columns where the query has a residue; insertions in lower case."""
-    query = [letter != "-" for letter in rows[0].letters]
+    query_mask = [letter != "-" for letter in rows[0].letters]
     parts = []
     for row in rows:
         letters = "".join(
             letter if is_match else letter.lower()
-            for letter, is_match in zip(row.letters, query, strict=True)
+            for letter, is_match in zip(row.letters, query_mask, strict=True)
             if is_match or letter != "-"
         )
         parts.append(f">{f'{row.name} {row.description}'.rstrip()}\n{letters}\n")
@@ -125,7 +124,7 @@ def to_a3m(rows: list[Row]) -> bytes:
 
 
 def first_rows(data: bytes, count: int) -> bytes:
-    """An alignment cut off after `count` rows, the query among them; as it was if it has fewer."""
+    """The first `count` rows of an alignment, the query included; all if it has fewer."""
     if not data.lstrip().startswith(b"# STOCKHOLM"):
         records = data.split(b"\n>", count)
         return data if len(records) <= count else b"\n>".join(records[:count]) + b"\n"
@@ -135,38 +134,37 @@ def first_rows(data: bytes, count: int) -> bytes:
             names[line.split(maxsplit=1)[0]] = None
     if len(names) <= count:
         return data
-    kept = set(list(names)[:count])
-    return b"".join(line for line in data.splitlines(keepends=True) if _stays(line, kept))
+    selected = set(list(names)[:count])
+    return b"".join(line for line in data.splitlines(keepends=True) if _is_of(line, selected))
 
 
-def _stays(line: bytes, kept: set[bytes]) -> bool:
+def _is_of(line: bytes, names: set[bytes]) -> bool:
+    """True if a Stockholm line is of one of these rows, or of the whole alignment."""
     words = line.split(maxsplit=2)
     if not words or line.startswith((b"//", b"# ", b"#=GF", b"#=GC")):
         return True
-    return words[1 if line.startswith((b"#=GS", b"#=GR")) else 0] in kept
+    return words[1 if line.startswith((b"#=GS", b"#=GR")) else 0] in names
 
 
 def with_query(a3m: bytes, sequence: str) -> bytes:
-    """An A3M with this sequence as its first row."""
+    """An A3M with the sequence of its first row replaced."""
     head, _, rest = a3m.partition(b"\n")
     hits = rest.find(b"\n>")
     return head + b"\n" + sequence.encode() + (rest[hits:] if hits >= 0 else b"\n")
 
 
 def pair(a3ms: Sequence[bytes], *, complete: bool = False) -> list[bytes]:
-    """The rows of each chain's alignment that have a partner in another's, in one order.
+    """Rows of chains paired by organism.
 
-    Of each organism the best row of a chain takes part, which is its first. A chain that has
-    none gets a row of gaps.
-
-    Every chain's alignment has the query first, hits by likeness. `complete`: only organisms
+    Every chain's alignment has the query first, then hits by similarity. The first row of each
+    organism is paired; a chain without a row of it gets a row of gaps. `complete`: only organisms
     that all chains have; else those that two have.
 
     Returns:
-        As many A3M texts, with as many rows each, the queries first.
+        One A3M per chain, with equal numbers of rows, the queries first.
     """
     tables = []
-    best: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for a3m in a3ms:
         _, *hits = a3m_rows(a3m)
         table: dict[str, tuple[str, str]] = {}
@@ -174,17 +172,17 @@ def pair(a3ms: Sequence[bytes], *, complete: bool = False) -> list[bytes]:
             organism = organism_of(header)
             if organism and organism not in table:
                 table[organism] = (header, letters)
-                best[organism] = best.get(organism, 0) + rank
+                ranks[organism] = ranks.get(organism, 0) + rank
         tables.append(table)
     needed = len(a3ms) if complete else min(2, len(a3ms))
-    counts = {name: sum(name in table for table in tables) for name in best}
-    paired = [name for name in best if counts[name] >= needed]
-    # Whole pairings first, and of those the ones that are best in all chains.
-    paired.sort(key=lambda name: (-counts[name], best[name] / counts[name], name))
-    return [_block(a3m, table, paired) for a3m, table in zip(a3ms, tables, strict=True)]
+    counts = {name: sum(name in table for table in tables) for name in ranks}
+    paired = [name for name in ranks if counts[name] >= needed]
+    # Complete pairings first, and of those the ones with the best ranks in all chains.
+    paired.sort(key=lambda name: (-counts[name], ranks[name] / counts[name], name))
+    return [_paired_rows(a3m, table, paired) for a3m, table in zip(a3ms, tables, strict=True)]
 
 
-def _block(a3m: bytes, table: dict[str, tuple[str, str]], paired: Sequence[str]) -> bytes:
+def _paired_rows(a3m: bytes, table: dict[str, tuple[str, str]], paired: Sequence[str]) -> bytes:
     query = a3m_rows(a3m)[0]
     gaps = ("DUMMY", "-" * len(query[1]))
     rows = [query, *(table.get(name, gaps) for name in paired)]

@@ -1,8 +1,8 @@
-"""Results of searches by what made them, for every job that ever asks again.
+"""The cache of search results, keyed by everything that a result depends on.
 
-Two parts in one folder: packs, in which results lie one behind the other (`packs/*.db`, each
-result one zstd frame), and an index in SQLite. A result counts once the index has it, which is
-after its bytes are on the disk; so whatever is killed, nothing is half there.
+Two parts in one folder: packs of concatenated results (`packs/*.db`, each result one zstd frame),
+and an index in SQLite. A result counts once the index has it, which is after its bytes are on the
+disk; so a kill at any moment leaves no partial result.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any, Final
 from evofeed.base.errors import JobError
 from evofeed.featurize.formats.reading import FileRef, read_bytes
 
-_PACK: Final = 256 << 20
-_KEYS_AT_ONCE: Final = 500
-"""Keys a query asks for at once; SQLite takes some 30,000 at most."""
+_PACK_NBYTES: Final = 256 << 20
+_KEYS_PER_QUERY: Final = 500
+"""SQLite takes about 30,000 at most."""
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS results (
     key TEXT PRIMARY KEY, pack TEXT NOT NULL, offset INTEGER NOT NULL, nbytes INTEGER NOT NULL,
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS results (
 
 @dataclass(frozen=True, slots=True)
 class CachedResult:
-    """A result in the cache: where it is, the digest of its text, what it cost to make."""
+    """A result in the cache: its location, the digest of its text, seconds it took to make."""
 
     ref: FileRef
     sha256: str
@@ -45,8 +45,8 @@ class CachedResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A result to keep: one zstd frame, the digest of its text, seconds it took."""
+class NewResult:
+    """A result to store: one zstd frame, the digest of its text, seconds it took to make."""
 
     key: str
     packed: bytes
@@ -55,13 +55,13 @@ class Made:
 
 
 def result_key(kind: str, sequence: str, parts: Mapping[str, Any]) -> str:
-    """The name of a result: everything that its bytes depend on."""
+    """The key of a result: a digest of everything that its bytes depend on."""
     text = json.dumps([kind, sequence, dict(parts)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class SearchCache:
-    """The cache in a folder, made if it is not there.
+    """The cache in a folder, created if missing.
 
     Raises:
         JobError: it cannot be opened or written.
@@ -71,54 +71,55 @@ class SearchCache:
         self.folder = Path(folder)
         self._pack: Any = None
         self._lock = threading.RLock()
-        with self._one_line():
+        with self._errors_as_job_error():
             (self.folder / "packs").mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.folder / "cache.sqlite", check_same_thread=False)
             self._db.execute("PRAGMA busy_timeout = 60000")
             self._db.execute(_TABLE)
 
     def close(self) -> None:
-        """Close its files."""
+        """Close the index and the pack being written."""
         self._db.close()
         if self._pack is not None:
             self._pack.close()
             self._pack = None
 
     def find(self, keys: Iterable[str]) -> dict[str, CachedResult]:
-        """Those of the keys that are there."""
-        found: dict[str, CachedResult] = {}
-        wanted = list(dict.fromkeys(keys))
+        """Cached results by key, of those keys that the cache has."""
+        results: dict[str, CachedResult] = {}
+        unique = list(dict.fromkeys(keys))
         columns = "key, pack, offset, nbytes, suffix, sha256, seconds"
-        with self._one_line():
-            for start in range(0, len(wanted), _KEYS_AT_ONCE):
-                some = wanted[start : start + _KEYS_AT_ONCE]
-                marks = ",".join("?" * len(some))
-                query = f"SELECT {columns} FROM results WHERE key IN ({marks})"
-                for key, pack, offset, size, suffix, digest, seconds in self._db.execute(
-                    query, some
-                ):
+        with self._errors_as_job_error():
+            for start in range(0, len(unique), _KEYS_PER_QUERY):
+                batch = unique[start : start + _KEYS_PER_QUERY]
+                marks = ",".join("?" * len(batch))
+                rows = self._db.execute(
+                    f"SELECT {columns} FROM results WHERE key IN ({marks})", batch
+                )
+                for key, pack, offset, size, suffix, digest, seconds in rows:
                     path = str(self.folder / "packs" / pack)
                     ref = FileRef(f"result{suffix}.zst", path, offset, size)
-                    found[key] = CachedResult(ref, digest, seconds)
-        return found
+                    results[key] = CachedResult(ref, digest, seconds)
+        return results
 
-    def read(self, found: CachedResult) -> bytes:
+    def read(self, result: CachedResult) -> bytes:
         """The text of a result.
 
         Raises:
             InputError: its pack is gone or damaged.
         """
-        return read_bytes(found.ref)
+        return read_bytes(result.ref)
 
-    def put(self, results: Iterable[Made], suffix: str, provenance: Mapping[str, Any]) -> None:
-        """Keep results; of two with the same key the first stays."""
-        rows, now = [], time.time()
-        what = json.dumps(provenance, sort_keys=True)
-        with self._one_line():
-            for made in results:
-                pack, offset = self._append(made.packed)
-                place = (made.key, pack, offset, len(made.packed), suffix)
-                rows.append((*place, made.sha256, made.seconds, now, what))
+    def put(self, results: Iterable[NewResult], suffix: str, provenance: Mapping[str, Any]) -> None:
+        """Store results; a key that the cache has already keeps its result."""
+        rows, made_at = [], time.time()
+        provenance_json = json.dumps(provenance, sort_keys=True)
+        with self._errors_as_job_error():
+            for result in results:
+                pack, offset = self._append(result.packed)
+                span = (pack, offset, len(result.packed))
+                made = (result.sha256, result.seconds, made_at)
+                rows.append((result.key, *span, suffix, *made, provenance_json))
             if not rows:
                 return
             self._pack.flush()
@@ -128,12 +129,12 @@ class SearchCache:
                 self._db.executemany(f"INSERT OR IGNORE INTO results VALUES ({marks})", rows)
 
     def _append(self, data: bytes) -> tuple[str, int]:
-        if self._pack is None or self._pack.tell() > _PACK:
+        if self._pack is None or self._pack.tell() > _PACK_NBYTES:
             if self._pack is not None:
                 self._pack.flush()
                 os.fsync(self._pack.fileno())
                 self._pack.close()
-            # A name of its own: two jobs may fill one cache, and a pack is never written again.
+            # A unique name: two jobs may fill one cache, and a pack is never reopened for writing.
             name = f"{time.strftime('%Y%m%d')}-{secrets.token_hex(6)}.db"
             self._pack = (self.folder / "packs" / name).open("xb")
         offset = self._pack.tell()
@@ -141,19 +142,17 @@ class SearchCache:
         return Path(self._pack.name).name, offset
 
     @contextlib.contextmanager
-    def _one_line(self) -> Iterator[None]:
-        """A full disk, a damaged file: one line that says so."""
+    def _errors_as_job_error(self) -> Iterator[None]:
+        """Hold the lock; raise a JobError for a full disk or a damaged file."""
         try:
             with self._lock:
                 yield
         except (sqlite3.Error, OSError) as error:
-            full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) or "full" in str(
-                error
-            )
-            why = getattr(error, "strerror", None) or str(error)
-            hint = "free some space" if full else "see to that"
+            is_full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+            reason = getattr(error, "strerror", None) or str(error)
+            hint = "free some space" if is_full or "full" in str(error) else "fix that"
             raise JobError(
-                f"the cache of searches cannot be used: {why}; {hint} and run it again, what is "
-                "done is kept",
+                f"the cache of searches cannot be used: {reason}; {hint} and run it again, "
+                "finished work is kept",
                 path=str(self.folder),
             ) from None

@@ -1,4 +1,4 @@
-"""FASTA files -> chains to search, and clusters of alike sequences."""
+"""Sequences of FASTA files to search, and clusters of similar sequences."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def cluster_sequences(
 ) -> tuple[int, int]:
     """Cluster the sequences of a FASTA file or folder into mmseqs' two-column table.
 
-    All are searched against all, and what is alike is in one cluster, directly or by way of others:
-    a fragment is with what it is a part of, and a fusion joins the families of its parts.
+    An all-against-all search, and single linkage: similar sequences share a cluster, directly or
+    through others. A fragment is with its parent, and a fusion joins the families of its parts.
     AF2 weighs chains by the size of their cluster at 40 % identity (SI 1.2.5).
 
     Args:
-        out: the table, `representative TAB member` a line, which `--clusters` reads.
-        coverage: least part of the shorter sequence that is aligned.
-        problems: gets records that are no chains; without it, the first is raised.
+        out: the table, `representative TAB member` per line, which `--clusters` reads.
+        coverage: minimum aligned part of the shorter sequence.
+        problems: gets records that are not chains; without it, the first is raised.
 
     Returns:
-        How many sequences and how many clusters.
+        Numbers of sequences and of clusters.
 
     Raises:
         InputError: no sequences, or mmseqs is not on the PATH or fails.
     """
     chains = {chain.chain_id: chain.sequence for chain in read_sequences(fasta, problems)}
-    found = similar_pairs(chains, chains, identity, threads=threads, deadline=deadline)
-    groups = connected(chains, ((p.query, p.target) for p in found if p.coverage >= coverage))
+    pairs = similar_pairs(chains, chains, identity, threads=threads, deadline=deadline)
+    groups = connected(chains, ((p.query, p.target) for p in pairs if p.coverage >= coverage))
     lines = (f"{group[0]}\t{member}\n" for group in groups for member in group)
     write_atomic(Path(out), "".join(lines))
     return len(chains), len(groups)
@@ -52,26 +52,27 @@ def read_sequences(
     fasta: str, problems: list[InputError] | None = None, *, rna: bool = False
 ) -> list[ChainSource]:
     """The sequences of a FASTA file or of the FASTA files of a folder, as chains.
-    Records that are none go to `problems`, instead of raising the first.
+
+    Records that are not chains go to `problems`; without it, the first is raised.
 
     Raises:
-        InputError: not there, no FASTA, or no sequence in it.
+        InputError: no such file, not FASTA, or no sequence in it.
     """
     root = Path(fasta)
     if not root.exists():
         raise InputError("no such file or folder", path=fasta)
     files = fasta_files(root) if root.is_dir() else [root]
     faults: list[InputError] = []
-    nothing = SideFiles({}, {}, None, None, None, False, faults)
-    found = [source for path in files for source in from_fasta(path, nothing, rna=rna)]
-    sources = once(found, faults, fasta)
+    side_files = SideFiles({}, {}, None, None, None, False, faults)
+    chains = [chain for path in files for chain in from_fasta(path, side_files, rna=rna)]
+    sources = once(chains, faults, fasta)
     if problems is not None:
         problems += faults
     elif faults:
         raise faults[0]
     if not sources:
-        what = "there is no sequence in it" if files else "there is no FASTA file in it"
-        raise InputError(what, path=fasta)
+        message = "there is no sequence in it" if files else "there is no FASTA file in it"
+        raise InputError(message, path=fasta)
     return [
         ChainSource(s.chain_id, sequence=s.sequence, description=s.description) for s in sources
     ]

@@ -68,8 +68,8 @@ def search(
 
     Equal sequences are searched once, and never again in the same database with the same
     settings. You can kill it at any time and run it again: it continues. `evofeed featurize
-    OUT DATASET` makes a dataset of what was found. Exit code 0: done. 1: too many chains
-    have no result, or it could not go on; the message says why. 2: wrong call.
+    OUT DATASET` makes a dataset of the results. Exit code 0: done. 1: too many chains
+    have no result, or it failed; the message says why. 2: wrong call.
 
     Example: evofeed search seqs.fasta --db uniref90.fasta --db mgnify=mgy.fa --recipe af2
     """
@@ -88,7 +88,7 @@ def search(
         deadline=deadline,
     )
     out = out or f"{fasta.rstrip('/')}.search"
-    report = _searched(fasta, out, databases, config, options, as_json)
+    report = _search_with_bar(fasta, out, databases, config, options, as_json)
     print(json.dumps(report.to_dict()) if as_json else "\n".join(_summary(report, out)))
     too_many = report.num_broken > max_broken * report.num_chains
     raise typer.Exit(1 if too_many else 0)
@@ -100,19 +100,19 @@ def read_recipe(
     """The databases and settings of a command line.
 
     Raises:
-        ValueError: something is wrong with them.
+        ValueError: an invalid database, an unknown recipe, or a database without a role in it.
     """
     from evofeed.featurize.search.config import Database
     from evofeed.featurize.search.recipes import cook
 
-    found = [Database.parse(text) for text in search_db]
-    found += [Database.parse(template_db, is_template=True)] if template_db else []
-    # The programs run in folders of their own.
-    found = [dataclasses.replace(one, path=os.path.abspath(one.path)) for one in found]  # noqa: PTH100
-    return cook(recipe, found, **settings)
+    databases = [Database.parse(text) for text in search_db]
+    databases += [Database.parse(template_db, is_template=True)] if template_db else []
+    # Absolute paths, for the programs run in other folders.
+    databases = [dataclasses.replace(db, path=os.path.abspath(db.path)) for db in databases]  # noqa: PTH100
+    return cook(recipe, databases, **settings)
 
 
-def _searched(
+def _search_with_bar(
     fasta: str, out: str, databases: Sequence[Database], config: SearchConfig,
     options: SearchOptions, quiet: bool,
 ) -> SearchReport:  # fmt: skip
@@ -122,22 +122,22 @@ def _searched(
     with share_bar("searching", quiet) as show:
         return search_input(
             fasta, out, databases, config=config, options=options,
-            progress=lambda now: show(now.share, _line(now)),
+            progress=lambda progress: show(progress.share, _line(progress)),
         )  # fmt: skip
 
 
-def _line(now: SearchProgress) -> str:
-    left = now.seconds_left
-    text = f"{now.searched} searched, {now.cache_hits} known"
-    return text if left is None else f"{text}  ETA {int(left) // 60}:{int(left) % 60:02d}"
+def _line(progress: SearchProgress) -> str:
+    seconds = progress.seconds_left
+    text = f"{progress.searched} searched, {progress.cache_hits} cached"
+    return text if seconds is None else f"{text}  ETA {int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def _summary(report: SearchReport, out: str) -> list[str]:
     chains = counted(report.num_chains, "chain")
     sequences = counted(report.num_sequences, "sequence")
     lines = [
-        f"{chains} with {sequences}: {report.searched} searched, {report.cache_hits} results known "
-        f"before, {report.seconds:.1f} s"
+        f"{chains} with {sequences}: {report.searched} searched, {report.cache_hits} results from "
+        f"the cache, {report.seconds:.1f} s"
     ]
     for entry in report.databases:
         hours = entry["worker_hours_per_1000"]
@@ -154,19 +154,19 @@ def _summary(report: SearchReport, out: str) -> list[str]:
 def search_first(
     fasta: str, recipe: str, search_db: Sequence[str], template_db: str, options: Any, as_json: bool
 ) -> str:
-    """The search of `evofeed featurize --search-db`; the folder with what was found."""
+    """Run the search of `evofeed featurize --search-db`; returns the folder of its results."""
     from rich.console import Console
 
     from evofeed.featurize.search.config import SearchOptions
 
     databases, config = read_recipe(recipe, search_db, template_db)
     out = f"{fasta.rstrip('/')}.search"
-    places = SearchOptions(
+    search_options = SearchOptions(
         executor="ray" if options.cluster else "local",
         workers=options.workers,
         ray_address=options.cluster,
     )
-    report = _searched(fasta, out, databases, config, places, as_json)
+    report = _search_with_bar(fasta, out, databases, config, search_options, as_json)
     if report.broken and not as_json:
         summary = "\n".join(_summary(report, out))
         Console(stderr=True).print(summary, highlight=False, soft_wrap=True)
@@ -175,8 +175,7 @@ def search_first(
 
         raise JobError(
             f"{report.num_broken} of {report.num_chains} chains could not be searched, more "
-            f"than --max-broken {share} allows, the first: "
-            f"{report.broken[0]['message']}",
+            f"than --max-broken {share} allows, the first: {report.broken[0]['message']}",
             path=fasta,
         )
     return out
@@ -198,15 +197,15 @@ def cluster(
     from evofeed.featurize.search.cluster import cluster_sequences
 
     if Path(out).is_dir() or not Path(out).parent.is_dir():
-        raise typer.BadParameter(f"TABLE is a file in a folder that is there, not {out}")
+        raise typer.BadParameter(f"TABLE must be a file in an existing folder, not {out}")
     problems: list[InputError] = []
     sequences, clusters = cluster_sequences(
         fasta, out, identity=identity, coverage=coverage, threads=threads, problems=problems
     )
     if as_json:
         left_out = [str(problem) for problem in problems]
-        found = {"sequences": sequences, "clusters": clusters, "table": out, "left_out": left_out}
-        print(json.dumps(found))
+        result = {"sequences": sequences, "clusters": clusters, "table": out, "left_out": left_out}
+        print(json.dumps(result))
         return
     print(f"{sequences} sequences in {clusters} clusters: {out}")
     for problem in problems:

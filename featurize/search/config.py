@@ -1,4 +1,4 @@
-"""What a search is made with (databases as a command names them, settings), and how it runs."""
+"""Databases, settings and options of a search, its progress and its report."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A sequence database: its name, where it is, and what holds for it alone.
+    """A sequence database: its name, its path and its own settings.
 
     Attributes:
-        name: what results are called after; Ray nodes that hold it have the resource `db:NAME`.
+        name: prefix of result names; Ray nodes that hold it have the resource `db:NAME`.
         path: a FASTA file, or the prefix of a database of hh-suite or mmseqs.
-        max_hits: alignment rows kept, the query among them; None takes the recipe's.
+        max_hits: maximum of alignment rows, the query included; None takes the recipe's.
         is_template: hits in it are templates, found with the profile of the first alignment.
         more: prefixes of further databases of hh-suite, searched in one call with it.
         pairs: rows are for pairing the chains of a complex.
-        joint: name of the search it takes part in with others.
+        joint: name of the joint search that this database is part of.
         is_rna: a FASTA file of nucleic acids, in which RNA is searched and no protein.
     """
 
@@ -45,7 +45,7 @@ class Database:
         """Read `[NAME=]PATH[,max_hits=N]`.
 
         Raises:
-            ValueError: an option that is none, or a number that is none.
+            ValueError: an unknown option, or a value that is not a number.
         """
         path, _, options = (text, "", "") if Path(text).exists() else text.partition(",")
         name, equals, rest = path.partition("=")
@@ -64,7 +64,7 @@ class Database:
 
     @property
     def kind(self) -> Kind | None:
-        """Whose format it is in, None if it is not on this machine."""
+        """Format of its files, None if it is not on this machine."""
         if all(Path(f"{path}_cs219.ffdata").exists() for path in self.paths):
             return "hh"
         if self.more:
@@ -77,29 +77,29 @@ class Database:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where it is, and what is searched with it in one call."""
+        """Its path, and those of the databases searched with it in one call."""
         return (self.path, *self.more)
 
     @property
     def resource(self) -> str:
-        """What Ray nodes that hold it offer: `ray start --resources='{"db:NAME": 1}'`."""
+        """Ray resource of nodes that hold it: `ray start --resources='{"db:NAME": 1}'`."""
         return f"db:{self.name}"
 
 
 TEMPLATE_OPTIONS: Final = tuple("--db-load-mode 2 -a 1 -e 0.1 -s 7.5".split())
-"""Of `mmseqs search` in a database of templates, ColabFold's."""
+"""ColabFold's options of `mmseqs search` in a database of templates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
-    """How databases are searched; `recipes.RECIPES` has those of known pipelines."""
+    """Settings of searches; `recipes.RECIPES` has those of AlphaFold's and other pipelines."""
 
     e_value: float = 1e-4
     """jackhmmer: sequences up to this E-value enter the alignment."""
     iterations: int = 1
     """Rounds of jackhmmer."""
     max_hits: int = 10_000
-    """Alignment rows kept of a database, the best first; the query is the first of them."""
+    """Maximum of alignment rows per database, best hits first; the query counts as one."""
     hhblits: tuple[str, ...] = (
         *("-n", "3", "-e", "0.001", "-maxseq", "1000000", "-realign_max", "100000"),
         *("-maxfilt", "100000", "-min_prefilter_hits", "1000"),
@@ -110,61 +110,58 @@ class SearchConfig:
     )
     """Options of `mmseqs search`."""
     expansion: Literal["", "filter", "nofilter", "pair"] = ""
-    """mmseqs: search as ColabFold does, its alignments filtered or not, or rows that are to be
-    paired. Databases after the first then start from the profile that the first ended with."""
+    """mmseqs: expand clusters as ColabFold does, with or without its filters, or for pairing.
+    Databases after the first then start from the final profile of the first."""
     template_e_value: float = 100.0
     """hmmsearch: template hits up to this E-value are listed; the prefilter comes later."""
     template_profile: tuple[str, ...] = ()
-    """Databases whose rows together make the profile of a template search, each row once; empty
-    takes those of the first database."""
+    """Databases whose joint rows, without duplicates, make the profile of a template search;
+    empty takes the first database."""
     rna_e_value: float = 1e-3
     """nhmmer: sequences up to this E-value enter the alignment."""
     hhsearch: tuple[str, ...] = ("-maxseq", "1000000")
     """Options of hhsearch."""
     threads: int = 1
-    """Threads of one search. Many searches at once on one thread each are faster."""
+    """Threads of one search. Many searches at once with one thread each are faster."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "threads", "iterations", "max_hits", least=1)
 
     def align_options(self) -> tuple[str, ...]:
-        """Options of `mmseqs align` for members of clusters, ColabFold's."""
+        """ColabFold's options of `mmseqs align` for members of clusters."""
         if self.expansion == "pair":
             return ("-e", "0.001", "--max-accept", "1000000", "-a")
         accept = "100000" if self.expansion == "filter" else "1000000"
         return ("-e", "10", "--max-accept", accept, "--alt-ali", "10", "-a")
 
     def msa_options(self) -> tuple[str, ...]:
-        """Options of `mmseqs result2msa`, ColabFold's; rows to be paired are not thinned out."""
+        """ColabFold's options of `mmseqs result2msa`; rows for pairing are not filtered."""
         if self.expansion == "pair":
             return ()
-        thin = "1" if self.expansion == "filter" else "0"
-        few = "--filter-min-enable 1000 --diff 3000 --qid 0.0,0.2,0.4,0.6,0.8,1.0 --qsc 0"
-        return ("--filter-msa", thin, *few.split(), "--max-seq-id", "0.95")
+        is_filtered = "1" if self.expansion == "filter" else "0"
+        limits = "--filter-min-enable 1000 --diff 3000 --qid 0.0,0.2,0.4,0.6,0.8,1.0 --qsc 0"
+        return ("--filter-msa", is_filtered, *limits.split(), "--max-seq-id", "0.95")
 
     @classmethod
     def colabfold(cls, **changes: Any) -> SearchConfig:
-        """ColabFold's: three rounds, clusters expanded to their members, aligned and filtered."""
+        """ColabFold's settings: three rounds, clusters expanded, members aligned and filtered."""
         flags = "--num-iterations 3 --db-load-mode 2 -a 1 --k-score seq:96,prof:80 -e 0.1"
         options = (*flags.split(), "--max-seqs", "10000")
-        own = {"mmseqs": options, "expansion": "filter", "max_hits": 1_000_000}
-        return cls(**{**own, **changes})
+        settings = {"mmseqs": options, "expansion": "filter", "max_hits": 1_000_000}
+        return cls(**{**settings, **changes})
 
     def rows_of(self, database: Database) -> int:
-        """Rows kept of a database."""
+        """Maximum of alignment rows of a database."""
         return database.max_hits or self.max_hits
 
     def result_settings(self, kind: Kind, is_template: bool) -> dict[str, object]:
-        """The settings that results of one kind of database depend on, but for the row cap."""
+        """The settings that results of one kind of database depend on, except the row limit."""
         if kind == "mmseqs":
             if is_template:
                 return {"mmseqs": TEMPLATE_OPTIONS}
-            how = {"expansion": self.expansion} if self.expansion else {}
-            return {
-                "mmseqs": self.mmseqs,
-                "gpu": False,
-                **how,
-            }  # `gpu`: in the names of kept results
+            expansion = {"expansion": self.expansion} if self.expansion else {}
+            # `gpu` is part of the keys of cached results.
+            return {"mmseqs": self.mmseqs, "gpu": False, **expansion}
         if kind == "hh":
             return {"hhsearch": self.hhsearch} if is_template else {"hhblits": self.hhblits}
         if kind == "rna":
@@ -176,16 +173,16 @@ class SearchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions(ExecutorOptions):
-    """Places and limits of a search. What it finds depends on none of them."""
+    """Locations and limits of a search. Its results do not depend on any of them."""
 
     executor: str = "local"
     """`local` (processes of this machine), `ray`, or `auto`."""
     threads: int = 1
-    """Cores a search takes, `SearchConfig.threads`."""
+    """Cores of one search, as `SearchConfig.threads`."""
     cache_dir: str = ""
-    """Results of all searches, shared between jobs; empty is `cache/` beside the index."""
+    """Folder of the cache that searches share; empty: `cache/` in the folder of the index."""
     scratch: str = ""
-    """Folder for the programs' own files, on every machine; empty is the system's."""
+    """Folder for temporary files of the programs, on every machine; empty: the system's."""
     deadline: float = 7200.0
     """Seconds one call of a program may take."""
 
@@ -201,25 +198,25 @@ class SearchOptions(ExecutorOptions):
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """How far a search is; `seconds_left` is None until the first unit has ended."""
+    """Progress of a search; `seconds_left` is None until the first unit has ended."""
 
     searched: int
     cache_hits: int
     share: float
-    """Done of the stage at hand, 0 to 1."""
+    """Done share of the current stage, 0 to 1."""
     seconds_left: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchReport:
-    """What a search did.
+    """Outcome of a search.
 
     Attributes:
         digest: of all results: the same for the same sequences, databases and settings.
-        num_chains, num_sequences: asked for, and how many different sequences they have.
-        num_broken: chains without all their results.
+        num_chains, num_sequences: chains of the input, and distinct sequences of these.
+        num_broken: chains that lack a result.
         searched: searches of this run, of one sequence in one database.
-        cache_hits: results that were there before.
+        cache_hits: results that the cache had already.
         databases: each with its digest, program, settings, and `worker_hours_per_1000`.
         broken: `chain_id database type message` of each.
     """

@@ -1,7 +1,7 @@
 """HMMER's jackhmmer, hmmsearch and nhmmer inside the process (pyhmmer).
 
-Rows and figures are those of the programs with the options that AF2's and AF3's pipelines call
-them with; `tests/featurize/search` holds both beside each other (`test_programs`, `test_recipes`).
+Rows and scores are those of the programs with the options of AF2's and AF3's pipelines;
+`tests/featurize/search` compares both (`test_programs`, `test_recipes`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Final
 from evofeed.base.errors import InputError
 
 _IN_MEMORY: Final = 2 << 30
-"""FASTA bytes up to which a database is read once a process; larger ones are streamed."""
+"""FASTA bytes up to which a database is read once per process; larger ones are streamed."""
 _MSA_FILTERS: Final[dict[str, Any]] = {"F1": 0.0005, "F2": 0.00005, "F3": 0.0000005}
 _TEMPLATE_FILTERS: Final[dict[str, Any]] = {"F1": 0.1, "F2": 0.1, "F3": 0.1}
-"""AF2's settings: fewer false hits for alignments, hardly a filter for templates."""
+"""AF2's settings: fewer false hits for alignments, almost no filter for templates."""
 _RNA_F3, _RNA_SHORT, _RNA_SHORT_F3 = 1e-5, 50, 0.02
 """AF3's settings: a weaker filter for RNA of fewer than 50 bases."""
 
@@ -30,23 +30,22 @@ def version() -> str:
 
 
 def jackhmmer(sequence: str, db: str, *, threads: int, e_value: float, iterations: int) -> bytes:
-    """Alignment of a sequence to its hits in a FASTA database, query first, as Stockholm:
-    hits up to the E-value.
+    """Stockholm alignment of a sequence, first, to its hits in a FASTA database up to the E-value.
 
     Raises:
-        InputError: the database is no FASTA file.
+        InputError: the database is not a FASTA file.
     """
     from pyhmmer import easel, hmmer
 
     amino = easel.Alphabet.amino()
     query: Any = easel.TextSequence(name=b"query", sequence=sequence).digitize(amino)
-    keep: dict[str, Any] = {"E": e_value, "incE": e_value, **_MSA_FILTERS}
+    limits: dict[str, Any] = {"E": e_value, "incE": e_value, **_MSA_FILTERS}
     targets = _targets(amino, db)
-    rounds: Any = hmmer.jackhmmer(query, targets, max_iterations=iterations, cpus=threads, **keep)
+    rounds: Any = hmmer.jackhmmer(query, targets, max_iterations=iterations, cpus=threads, **limits)
     result = next(iter(rounds))
     if len(result.hits) == 0:
         return f"# STOCKHOLM 1.0\nquery {sequence}\n//\n".encode()
-    return _written(result.msa, "stockholm")  # the alignment dies with `rounds`
+    return _to_text(result.msa, "stockholm")  # before `rounds` frees the alignment
 
 
 def hmmsearch(profile: bytes, db: str, *, threads: int, e_value: float) -> bytes:
@@ -55,10 +54,10 @@ def hmmsearch(profile: bytes, db: str, *, threads: int, e_value: float) -> bytes
     Args:
         profile: Stockholm alignment whose reference columns become the match states, so
             that the hits' columns are the query's positions (`hmmbuild --hand`).
-        e_value: hits and domains up to it are kept.
+        e_value: limit for hits and domains.
 
     Raises:
-        InputError: the database is no FASTA file.
+        InputError: the database is not a FASTA file.
     """
     from pyhmmer import easel, hmmer, plan7
 
@@ -67,26 +66,24 @@ def hmmsearch(profile: bytes, db: str, *, threads: int, e_value: float) -> bytes
         aligned: Any = file.read()
     builder = plan7.Builder(amino, architecture="hand")
     model, _, _ = builder.build_msa(aligned, plan7.Background(amino))
-    every: dict[str, Any] = {"E": e_value, "domE": e_value, "incE": e_value, "incdomE": e_value}
+    limits: dict[str, Any] = dict.fromkeys(("E", "domE", "incE", "incdomE"), e_value)
     search: Any = hmmer.hmmsearch(
-        model, _targets(amino, db), cpus=threads, **every, **_TEMPLATE_FILTERS
+        model, _targets(amino, db), cpus=threads, **limits, **_TEMPLATE_FILTERS
     )
     hits = next(iter(search))
     if not any(domain.included for hit in hits for domain in hit.domains):
         return b"# STOCKHOLM 1.0\n//\n"
-    return _written(hits.to_msa(amino, all_consensus_cols=True), "stockholm")
+    return _to_text(hits.to_msa(amino, all_consensus_cols=True), "stockholm")
 
 
 def nhmmer(sequence: str, db: str, *, threads: int, e_value: float, max_hits: int) -> bytes:
     """A3M alignment of an RNA to its hits in a FASTA database, as AlphaFold 3 makes it.
 
-    Hits are shorter than the query as a rule, so each is aligned again, with hmmalign, to a
-    profile of the query alone.
-
-    Hits up to the E-value are reported, those up to nhmmer's own 0.01 are rows.
+    Hits are usually shorter than the query, so each is aligned again, with hmmalign, to a profile
+    of the query alone. Hits up to the E-value are reported; those up to nhmmer's 0.01 are rows.
 
     Raises:
-        InputError: the database is no FASTA file.
+        InputError: the database is not a FASTA file.
     """
     from pyhmmer import easel, hmmer, plan7
 
@@ -94,21 +91,21 @@ def nhmmer(sequence: str, db: str, *, threads: int, e_value: float, max_hits: in
     text = f">query\n{sequence}\n".encode()
     query: Any = easel.TextSequence(name=b"query", sequence=sequence).digitize(rna)
     limit = _RNA_SHORT_F3 if len(sequence) < _RNA_SHORT else _RNA_F3
-    found: Any = hmmer.nhmmer(query, _targets(rna, db), cpus=threads, E=e_value, F3=limit)
-    hits = next(iter(found))
+    search: Any = hmmer.nhmmer(query, _targets(rna, db), cpus=threads, E=e_value, F3=limit)
+    hits = next(iter(search))
     if not any(domain.included for hit in hits for domain in hit.domains):
         return text
-    kept = hits.to_msa(rna).digitize(rna).sequences  # without gaps
-    rows = easel.DigitalSequenceBlock(rna, islice(kept, max_hits - 1))
-    alone = easel.DigitalMSA(alphabet=rna, name=b"query", sequences=[query])
-    model, _, _ = plan7.Builder(rna).build_msa(alone, plan7.Background(rna))
+    sequences = hits.to_msa(rna).digitize(rna).sequences  # without gaps
+    rows = easel.DigitalSequenceBlock(rna, islice(sequences, max_hits - 1))
+    query_msa = easel.DigitalMSA(alphabet=rna, name=b"query", sequences=[query])
+    model, _, _ = plan7.Builder(rna).build_msa(query_msa, plan7.Background(rna))
     aligned: Any = hmmer.hmmalign(model, rows)
-    return text + _written(aligned, "a2m")
+    return text + _to_text(aligned, "a2m")
 
 
-def _written(msa: Any, form: str) -> bytes:
+def _to_text(msa: Any, text_format: str) -> bytes:
     out = io.BytesIO()
-    msa.write(out, form)
+    msa.write(out, text_format)
     return out.getvalue()
 
 
@@ -117,7 +114,7 @@ def _targets(alphabet: Any, db: str) -> Any:
     try:
         stat = Path(db).stat()
         if stat.st_size <= _IN_MEMORY:
-            return _block(db, alphabet.is_rna(), stat.st_size, stat.st_mtime_ns)
+            return _read_block(db, alphabet.is_rna(), stat.st_size, stat.st_mtime_ns)
         return _open(db, alphabet)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"not a FASTA database: {error}", path=db) from None
@@ -130,8 +127,8 @@ def _open(db: str, alphabet: Any) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _block(db: str, is_rna: bool, nbytes: int, mtime_ns: int) -> Any:
-    """One database at a time stays in memory, for the next query."""
+def _read_block(db: str, is_rna: bool, nbytes: int, mtime_ns: int) -> Any:
+    """The sequences of a database, kept in memory until another one is read."""
     from pyhmmer import easel
 
     alphabet = easel.Alphabet.rna() if is_rna else easel.Alphabet.amino()

@@ -1,7 +1,7 @@
-"""A search of many sequences in many databases: each once, whatever is killed.
+"""A search of many sequences in many databases, each once, that can be killed at any time.
 
-What is to be done is what the cache does not have; what is done is in the cache. So a
-search has no state of its own to lose: run again, it continues.
+All of its state is in the cache: it searches what the cache lacks. So it has nothing to lose;
+run again, it continues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evofeed.featurize.job.lock import file_lock
 from evofeed.featurize.search.cache import SearchCache
 from evofeed.featurize.search.cluster import read_sequences
 from evofeed.featurize.search.config import Database, SearchConfig, SearchOptions, SearchReport
-from evofeed.featurize.search.search import Broken, Found, Progress, Search
+from evofeed.featurize.search.search import Failures, Progress, Results, Search
 from evofeed.featurize.search.searchers import suffix_of
 from evofeed.featurize.search.work import DatabaseInfo
 
@@ -39,14 +39,14 @@ def search_input(
     databases: Sequence[Database],
     *,
     limits: Limits | None = None,
-    **how: Any,
+    **settings: Any,
 ) -> SearchReport:
-    """`run_search` of the sequences of a FASTA file or folder; `limits`: where that may be."""
+    """`run_search` of the sequences of a FASTA file or folder, which must lie in `limits`."""
     problems: list[InputError] = []
     with limited_to(limits):
         rna = any(database.is_rna for database in databases)
         chains = read_sequences(fasta, problems, rna=rna)
-    return run_search(chains, out_dir, databases, problems=problems, **how)
+    return run_search(chains, out_dir, databases, problems=problems, **settings)
 
 
 def run_search(
@@ -59,20 +59,20 @@ def run_search(
     progress: Progress | None = None,
     problems: Sequence[InputError] = (),
 ) -> SearchReport:
-    """Search the sequences of chains in databases; the report, with what was found.
+    """Search the sequences of chains in databases; returns the report.
 
-    Run it again after a crash or a repair: what was found stays found, the rest is searched.
+    Run it again after a crash or a repair: it searches what the cache lacks.
 
     Args:
         chains: with `sequence` and `description`; equal sequences are searched once.
         out_dir: gets `search.index`, which `discover` reads, the report and, unless the
-            options name another place, the cache.
-        databases: each once; those for templates start from the first other's alignment.
+            options name another folder, the cache.
+        databases: each once; those of templates start from the alignment of the first other one.
         progress: called after each unit and about twice a second.
-        problems: records that are no chains, for the report.
+        problems: records that are not chains, for the report.
 
     Raises:
-        InputError: no chain, two databases of one name, or one that is nowhere.
+        InputError: no chain, two databases of one name, or a database that does not exist.
         JobError: the disk is full, a database changed, or no node holds one.
     """
     config, options = config or SearchConfig(), options or SearchOptions()
@@ -81,39 +81,39 @@ def run_search(
     check_databases(databases)
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
-    with _alone(out), contextlib.ExitStack() as stack:
+    with _folder_lock(out), contextlib.ExitStack() as stack:
         cache = SearchCache(options.cache_dir or out / "cache")
         stack.callback(cache.close)
         sequences = (chain.sequence for chain in chains)
         search = Search(sequences, databases, config, options, cache, progress)
         stack.callback(search.close)
-        found, broken = search.run()
-        problem_entries = [*map(_unusable, problems), *_by_chain(chains, broken)]
-        report = _report(search, found, problem_entries, len(chains) + len(problems))
-        _write_index(out / SEARCH_INDEX, chains, search, found, broken)
+        results, failures = search.run()
+        broken = [*map(_unusable, problems), *_by_chain(chains, failures)]
+        report = _report(search, results, broken, len(chains) + len(problems))
+        _write_index(out / SEARCH_INDEX, chains, search, results, failures)
         write_atomic(out / REPORT, json.dumps(report.to_dict(), indent=1).encode())
         return report
 
 
 def _report(
-    search: Search, found: Found, broken: list[dict[str, Any]], num_chains: int
+    search: Search, results: Results, broken: list[dict[str, Any]], num_chains: int
 ) -> SearchReport:
-    """What was done, at what cost."""
+    """The report of a search."""
     lines = [
         f"{hashlib.sha256(sequence.encode()).hexdigest()} {number} {result.sha256}"
-        for (sequence, number), result in found.items()
+        for (sequence, number), result in results.items()
     ]
     databases = []
     for number, (database, info) in enumerate(zip(search.databases, search.infos, strict=True)):
-        searched, spent = search.searched[number], search.spent[number]
+        searched, seconds = search.searched[number], search.spent[number]
         entry = {"name": database.name, "path": database.path, **dataclasses.asdict(info)}
         entry |= {
             "settings": search.config.result_settings(info.kind, database.is_template),
             "rows": search.config.rows_of(database),
             "searched": searched,
             "cache_hits": search.hits[number],
-            "worker_seconds": round(spent, 3),
-            "worker_hours_per_1000": round(spent / max(searched, 1) / 3.6, 4),
+            "worker_seconds": round(seconds, 3),
+            "worker_hours_per_1000": round(seconds / max(searched, 1) / 3.6, 4),
         }
         databases.append(entry)
     return SearchReport(
@@ -131,10 +131,11 @@ def _report(
 
 
 def check_databases(databases: Sequence[Database]) -> None:
-    """Nothing, if every database has a name of its own and something can be found in them.
+    """Check that databases have distinct names, and that alignments come before templates.
 
     Raises:
-        InputError: two have one name, or there is none for alignments, or several for templates.
+        InputError: two have one name, there is none for alignments, or there are several for
+            templates.
     """
     templates = [database for database in databases if database.is_template]
     if all(database.is_template for database in databases):
@@ -155,7 +156,7 @@ def check_databases(databases: Sequence[Database]) -> None:
 
 
 def result_name(database: Database, info: DatabaseInfo) -> str:
-    """What the result of a database is called, as an alignment_db has it."""
+    """File name of the result of a database in the index, as in an alignment_db."""
     suffix = suffix_of(info.kind, database.is_template)
     if database.is_template and info.kind == "fasta":
         return f"hmmsearch_output{suffix}"
@@ -168,34 +169,34 @@ def result_name(database: Database, info: DatabaseInfo) -> str:
 
 
 def _unusable(problem: InputError) -> dict[str, Any]:
-    """A record that is no chain, as an entry of the report."""
-    what = {"type": type(problem).__name__, "message": str(problem)}
-    return {"chain_id": problem.item or problem.path or "?", "database": "", **what}
+    """A report entry of a record that is not a chain."""
+    error = {"type": type(problem).__name__, "message": str(problem)}
+    return {"chain_id": problem.item or problem.path or "?", "database": "", **error}
 
 
-def _by_chain(chains: Iterable[ChainSource], broken: Broken) -> Iterator[dict[str, Any]]:
-    """Why chains have no results, by chain."""
+def _by_chain(chains: Iterable[ChainSource], failures: Failures) -> Iterator[dict[str, Any]]:
+    """Report entries of the chains whose sequences failed."""
     for chain in chains:
-        if (why := broken.get(chain.sequence.upper())) is not None:
-            yield {"chain_id": chain.chain_id, **why}
+        if (failure := failures.get(chain.sequence.upper())) is not None:
+            yield {"chain_id": chain.chain_id, **failure}
 
 
 def _write_index(
-    path: Path, chains: Iterable[ChainSource], search: Search, found: Found, broken: Broken
+    path: Path, chains: Iterable[ChainSource], search: Search, results: Results, failures: Failures
 ) -> None:
-    """The chains with all their results, as spans of the cache's packs."""
+    """Write the index: chains that have all results, these as spans of the cache's packs."""
     index: dict[str, Any] = {}
     for chain in chains:
         sequence = chain.sequence.upper()
-        if sequence in broken:
+        if sequence in failures:
             continue
         files = []
         for number, (database, info) in enumerate(zip(search.databases, search.infos, strict=True)):
-            if (sequence, number) not in found:  # of another kind of molecule
+            if (sequence, number) not in results:  # of another kind of molecule
                 continue
-            ref = found[sequence, number].ref
+            ref = results[sequence, number].ref
             name = f"{result_name(database, info)}.zst"
-            files.append([name, ref.offset, ref.size, _beside(path, Path(ref.path).resolve())])
+            files.append([name, ref.offset, ref.size, _link_pack(path, Path(ref.path).resolve())])
         index[chain.chain_id] = {
             "sequence": sequence,
             "description": chain.description,
@@ -205,8 +206,8 @@ def _write_index(
     write_atomic(path, json.dumps(index).encode())
 
 
-def _beside(index: Path, pack: Path) -> str:
-    """A pack by the name of a link beside the index: an index names nothing that is elsewhere."""
+def _link_pack(index: Path, pack: Path) -> str:
+    """Link a pack into the index's folder, since an index names files of its folder only."""
     link = index.parent / pack.name
     if not link.exists():
         link.unlink(missing_ok=True)
@@ -215,9 +216,9 @@ def _beside(index: Path, pack: Path) -> str:
 
 
 @contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """One search at a time writes a folder; the death of its process opens the lock."""
-    with file_lock(out / ".lock") as take:
-        if not take():
+def _folder_lock(out: Path) -> Iterator[None]:
+    """Lock a folder for one search at a time; the lock ends with its process."""
+    with file_lock(out / ".lock") as try_lock:
+        if not try_lock():
             raise JobError("another search is writing here: wait for it", path=str(out))
         yield

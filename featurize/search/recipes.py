@@ -1,7 +1,7 @@
-"""Recipes: which databases a pipeline searches, with what, and how many rows it takes of each.
+"""Recipes: the databases that a pipeline searches, its settings, and its row limits.
 
-A recipe knows databases by their roles, which are their names on the command line (`--db
-uniref90=/data/uniref90.fasta`). Figures are those of AlphaFold 2's `data/pipeline.py` and
+A recipe names databases by their roles, which are their names on the command line (`--db
+uniref90=/data/uniref90.fasta`). Numbers are those of AlphaFold 2's `data/pipeline.py` and
 `pipeline_multimer.py`, OpenFold's `AlignmentRunner`, AlphaFold 3's `data/pipeline.py`, and
 ColabFold's `search.py`.
 """
@@ -18,22 +18,22 @@ from evofeed.featurize.search.config import Database, SearchConfig
 _ALL: Final = 1_000_000
 
 
-def _role(name: str, max_hits: int | None = None, **more: Any) -> Database:
-    """A database of a recipe, of which it takes so many rows; its path is who searches to say."""
-    return Database(name, "", max_hits, **more)
+def _role(name: str, max_hits: int | None = None, **attributes: Any) -> Database:
+    """A database of a recipe with its row limit; the user gives the path."""
+    return Database(name, "", max_hits, **attributes)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Roles in the order of their searches, and the settings of these. Without roles any
-    database will do."""
+    """Roles in the order of their searches, and their settings. Without roles it takes any
+    database."""
 
     roles: tuple[Database, ...]
     config: SearchConfig
 
     def assign(self, name: str, databases: Sequence[Database]) -> list[Database]:
-        """Databases as the recipe searches them: in its order, with its caps, joint ones as one;
-        `max_hits` given with one stays.
+        """Databases in the recipe's order, with its row limits, joint ones merged; a database's
+        own `max_hits` stays.
 
         Raises:
             ValueError: a database has no role.
@@ -47,14 +47,14 @@ class Recipe:
                     f"the recipe {name} has no database {database.name!r}: call it by its role, "
                     f"one of {', '.join(order)} (--db {next(iter(order))}={database.path})"
                 )
-        found: list[Database] = []
+        assigned: list[Database] = []
         for role in self.roles:
-            found += [_in_role(db, role) for db in databases if db.name == role.name]
-        found += [db for db in databases if db.name not in order]
-        return list(_joined(found))
+            assigned += [_with_role(db, role) for db in databases if db.name == role.name]
+        assigned += [db for db in databases if db.name not in order]
+        return list(_merge_joint(assigned))
 
 
-def _in_role(database: Database, role: Database) -> Database:
+def _with_role(database: Database, role: Database) -> Database:
     return dataclasses.replace(
         database,
         max_hits=database.max_hits or role.max_hits,
@@ -65,18 +65,18 @@ def _in_role(database: Database, role: Database) -> Database:
     )
 
 
-def _joined(databases: Iterable[Database]) -> Iterable[Database]:
+def _merge_joint(databases: Iterable[Database]) -> Iterable[Database]:
     groups: dict[str, list[Database]] = {}
     for database in databases:
         groups.setdefault(database.joint or database.name, []).append(database)
     for name, group in groups.items():
         first, *rest = group
-        caps = [database.max_hits for database in group if database.max_hits]
+        limits = [database.max_hits for database in group if database.max_hits]
         yield dataclasses.replace(
             first,
             name=name,
             more=tuple(database.path for database in rest),
-            max_hits=min(caps, default=None),
+            max_hits=min(limits, default=None),
         )
 
 

@@ -1,4 +1,4 @@
-"""A database and sequences -> alignments: which program it takes, what a whole result is."""
+"""Sequences searched in one database: the program for its kind, and checks of its results."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HHR_ROW: Final = re.compile(rb"^ *[0-9]+ .* \([0-9]+\)\s*$", re.MULTILINE)
 """A hit in the list at the top of an hhr file."""
 
 _WRITTEN_AS: Final = {"U": "XC", "O": "XK", "B": "XDN", "J": "XLI", "Z": "XEQ"}
-"""What programs write for letters beyond the twenty amino acids."""
+"""Letters that programs write instead of those beyond the twenty amino acids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A sequence to search, and what the search starts from: an alignment, mmseqs' profile."""
+    """A sequence to search, and the alignment or mmseqs profile that its search starts from."""
 
     key: str
     sequence: str
@@ -34,24 +34,20 @@ class Query:
 
 
 def kind_of(database: Database) -> Kind:
-    """Whose format a database is in.
+    """The kind of a database.
 
     Raises:
-        InputError: it is not here.
+        InputError: it is not on this machine.
     """
     kind = database.kind
     if kind is None:
-        what, program = (
-            ("template", "hh-suite") if database.is_template else ("sequence", "hhblits")
-        )
-        raise InputError(
-            f"no such {what} database (FASTA, {program} or mmseqs)", path=database.path
-        )
+        role = "template" if database.is_template else "sequence"
+        raise InputError(f"no such {role} database (FASTA, hh-suite or mmseqs)", path=database.path)
     return kind
 
 
 def program_of(kind: Kind, is_template: bool, config: SearchConfig) -> str:
-    """The program, its version with it, that searches a kind of database here.
+    """Name and version of the program that searches a kind of database on this machine.
 
     Raises:
         InputError: it is not on the PATH.
@@ -72,17 +68,17 @@ def suffix_of(kind: Kind, is_template: bool) -> str:
 
 
 def profile_key(key: str) -> str:
-    """The name of the profile that a search by mmseqs ended with."""
+    """The cache key of the final profile of a search by mmseqs."""
     return f"{key}:profile"
 
 
 @dataclass(frozen=True, slots=True)
 class Searcher:
-    """A database and how it is searched.
+    """Searches queries in a database.
 
     Attributes:
-        scratch: makes a folder for one call of a program.
-        in_hand: called with the key of each query before it is searched.
+        scratch: creates a folder for one call of a program.
+        set_current: called with the key of each query before it is searched.
     """
 
     database: Database
@@ -91,35 +87,35 @@ class Searcher:
     set_current: Callable[[str], None]
 
     def search(self, queries: Sequence[Query]) -> dict[str, bytes | InputError]:
-        """The result of every query by its key, or why it has none.
+        """The result or the error of every query, by its key.
 
         Raises:
-            InputError: the database is not here, or its program.
+            InputError: the database or its program is not on this machine.
             JobError: the disk is full.
         """
         kind = kind_of(self.database)
         program_of(kind, self.database.is_template, self.config)
         if kind == "mmseqs":
-            return self._together(queries)
+            return self._search_batch(queries)
         results: dict[str, bytes | InputError] = {}
         for query in queries:
             self.set_current(query.key)
             try:
                 with self.scratch() as folder:
-                    data = self._alone(kind, query, folder)
+                    data = self._search_one(kind, query, folder)
             except InputError as error:
                 results[query.key] = error
             else:
                 results[query.key] = self._checked(query, data, kind)
         return results
 
-    def _together(self, queries: Sequence[Query]) -> dict[str, bytes | InputError]:
-        """Queries in one call of mmseqs; where it fails, in halves, down to the one at fault."""
+    def _search_batch(self, queries: Sequence[Query]) -> dict[str, bytes | InputError]:
+        """Search queries in one call of mmseqs; if it fails, in halves, down to the faulty one."""
         self.set_current(queries[0].key if len(queries) == 1 else "")
         starts = [query.start for query in queries]
         try:
             with self.scratch() as folder:
-                found, profiles = mmseqs(
+                alignments, profiles = mmseqs(
                     folder,
                     [query.sequence for query in queries],
                     starts if all(starts) else (),
@@ -130,15 +126,15 @@ class Searcher:
             if len(queries) == 1:
                 return {queries[0].key: error}
             middle = len(queries) // 2
-            return self._together(queries[:middle]) | self._together(queries[middle:])
+            return self._search_batch(queries[:middle]) | self._search_batch(queries[middle:])
         results: dict[str, bytes | InputError] = {
             profile_key(q.key): p for q, p in zip(queries, profiles, strict=False)
         }
-        for query, data in zip(queries, found, strict=True):
+        for query, data in zip(queries, alignments, strict=True):
             results[query.key] = self._checked(query, data, "mmseqs")
         return results
 
-    def _alone(self, kind: Kind, query: Query, place: Scratch) -> bytes:
+    def _search_one(self, kind: Kind, query: Query, folder: Scratch) -> bytes:
         config, threads, database = self.config, self.config.threads, self.database
         sequence, db = query.sequence, database.path
         if database.is_template:
@@ -146,21 +142,21 @@ class Searcher:
             rows = aligned_text.template_rows(aligned_text.read_any(alignment))
             if kind == "hh":
                 a3m = aligned_text.to_a3m(rows)
-                return programs.hhsearch(place, a3m, db, threads=threads, options=config.hhsearch)
+                return programs.hhsearch(folder, a3m, db, threads=threads, options=config.hhsearch)
             profile = aligned_text.to_stockholm(rows)
             return hmmer.hmmsearch(profile, db, threads=threads, e_value=config.template_e_value)
         if kind == "hh":
-            how: Any = {"threads": threads, "options": config.hhblits}
-            return programs.hhblits(place, sequence, database.paths, **how)
+            settings: Any = {"threads": threads, "options": config.hhblits}
+            return programs.hhblits(folder, sequence, database.paths, **settings)
         if kind == "rna":
-            how = {"e_value": config.rna_e_value, "max_hits": config.rows_of(database)}
-            return hmmer.nhmmer(sequence, db, threads=threads, **how)
-        how = {"e_value": config.e_value, "iterations": config.iterations}
-        return hmmer.jackhmmer(sequence, db, threads=threads, **how)
+            settings = {"e_value": config.rna_e_value, "max_hits": config.rows_of(database)}
+            return hmmer.nhmmer(sequence, db, threads=threads, **settings)
+        settings = {"e_value": config.e_value, "iterations": config.iterations}
+        return hmmer.jackhmmer(sequence, db, threads=threads, **settings)
 
     def _checked(self, query: Query, data: bytes, kind: Kind) -> bytes | SearchFailed:
-        """A result that is whole, cut to its number of rows; or what is wrong: it was cut short, or
-        is of another sequence."""
+        """A complete result, cut to its maximum of rows; or the error of one that is truncated or
+        of another sequence."""
         try:
             if kind == "hh" and self.database.is_template:
                 _check_hhr(data)
@@ -170,30 +166,30 @@ class Searcher:
             if self.database.is_template:
                 return data
             parse_stockholm(data) if kind == "fasta" else parse_a3m(data)
-            written = query_of(data, "stockholm" if kind == "fasta" else "a3m")
+            query_row = query_of(data, "stockholm" if kind == "fasta" else "a3m")
         except InputError as error:
             return SearchFailed(f"the search program wrote half a result: {error.message}")
-        if not _is_same(written, query.sequence.upper()):
+        if not _is_same(query_row, query.sequence.upper()):
             return SearchFailed("the result is of another sequence")
-        if kind == "mmseqs" and written != query.sequence.upper():
+        if kind == "mmseqs" and query_row != query.sequence.upper():
             data = aligned_text.with_query(data, query.sequence.upper())
         return aligned_text.first_rows(data, self.config.rows_of(self.database))
 
 
-def _is_same(written: str, asked: str) -> bool:
-    """Whether a program's query row is the sequence it was asked for, in the program's alphabet.
+def _is_same(query_row: str, sequence: str) -> bool:
+    """True if a result's query row is the searched sequence, in the program's alphabet.
 
-    mmseqs writes U, O as X, B as D, J as L, Z as E; which release writes what is its own affair.
+    mmseqs writes U, O as X, B as D, J as L, Z as E; releases differ in that.
     """
-    return len(written) == len(asked) and all(
-        a == b or a in _WRITTEN_AS.get(b, "") for a, b in zip(written, asked, strict=True)
+    return len(query_row) == len(sequence) and all(
+        a == b or a in _WRITTEN_AS.get(b, "") for a, b in zip(query_row, sequence, strict=True)
     )
 
 
 def _check_hhr(data: bytes) -> None:
-    """Every hit of the list has its block: hhsearch writes no end mark."""
+    """Raise InputError unless every listed hit has its block: hhsearch writes no end mark."""
     top = data.partition(b"\nNo 1")[0]
-    _, listed, rows = top.partition(b" No Hit")
+    _, header, rows = top.partition(b" No Hit")
     hits, blocks = len(_HHR_ROW.findall(rows)), len(parse_hhr(data))
-    if not listed or hits != blocks:
+    if not header or hits != blocks:
         raise InputError(f"{hits} hits in its list, {blocks} alignments")

@@ -1,4 +1,4 @@
-"""Templates as ColabFold's clients fetch them: a small database of hh-suite, and structures."""
+"""Templates packed for ColabFold's clients: a small hh-suite database, and structures."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CHAIN: Final = re.compile(r"(?P<pdb_id>[0-9][A-Za-z0-9]{3})_[A-Za-z0-9]+$")
 
 
 def pack_templates(names: Iterable[str], database: str, mmcif_dir: str) -> bytes:
-    """`pdb70_a3m.ffdata`, its index, `_hhm` if there is one, and a mmCIF an entry, as tar.gz.
+    """`pdb70_a3m.ffdata`, its index, `_hhm` if it exists, and an mmCIF per entry, as tar.gz.
 
     Args:
-        names: chains, `1abc_A`; what is no such name or lacks a file is left out.
+        names: chains, `1abc_A`; other names, and chains that lack a file, are omitted.
         database: prefix of a database of hh-suite, `PREFIX_a3m.ffdata` and `.ffindex`.
 
     Raises:
-        InputError: the database is not there.
+        InputError: the database does not exist.
     """
     library = TemplateLibrary(mmcif_dir, FeaturizeConfig())
     chains: list[str] = []
@@ -42,14 +42,14 @@ def pack_templates(names: Iterable[str], database: str, mmcif_dir: str) -> bytes
             structures[f"{pdb_id}.cif"] = read_bytes(file_ref(path))
     files: dict[str, bytes] = {}
     for kind, index in (("a3m", alignments), ("hhm", _index(database, "hhm"))):
-        there = [name for name in chains if name in index]
-        if there or kind == "a3m":
-            files |= _glued(kind, {name: read_bytes(index[name]) for name in there})
+        indexed = [name for name in chains if name in index]
+        if indexed or kind == "a3m":
+            files |= _ffindex_files(kind, {name: read_bytes(index[name]) for name in indexed})
     return packed_tar(files | structures)
 
 
 def packed_tar(files: dict[str, bytes]) -> bytes:
-    """Files by name, as tar.gz."""
+    """A tar.gz of files by name."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz", compresslevel=6) as tar:
         for name, data in files.items():
@@ -59,8 +59,8 @@ def packed_tar(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def _glued(kind: str, entries: dict[str, bytes]) -> dict[str, bytes]:
-    """Entries as a database of hh-suite: each ended by a NUL, the index beside them."""
+def _ffindex_files(kind: str, entries: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of an hh-suite database: entries that end with a NUL, and their index."""
     data, lines, offset = [], [], 0
     for name, entry in entries.items():
         data.append(entry + b"\0")

@@ -1,4 +1,4 @@
-"""One unit of a search: some sequences against one database, on whatever machine holds it."""
+"""One unit of a search: some sequences in one database, on a machine that holds it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, Final
 
 from evofeed.base.errors import InputError, JobError
 from evofeed.featurize.job.work import Task, UnitOutput
-from evofeed.featurize.search.cache import Made
+from evofeed.featurize.search.cache import NewResult
 from evofeed.featurize.search.config import Database, Kind, SearchConfig
 from evofeed.featurize.search.programs import Scratch
 from evofeed.featurize.search.searchers import Query, Searcher, kind_of, program_of
 
-_PACKED: Final = 3
-"""zstd's level: an alignment packs six- to tenfold in a hundredth of the time of its search."""
+_ZSTD_LEVEL: Final = 3
+"""Level of zstd: an alignment shrinks six- to tenfold in a hundredth of its search's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseInfo:
-    """What results of a database depend on: its content, its format and who searches it."""
+    """Content, format and search program of a database, on which results depend."""
 
     digest: str
     kind: Kind
@@ -31,11 +31,11 @@ class DatabaseInfo:
     nbytes: int
 
 
-def look_at(database: Database, config: SearchConfig) -> DatabaseInfo:
-    """A database as it is on this machine.
+def inspect_database(database: Database, config: SearchConfig) -> DatabaseInfo:
+    """Digest, kind, program and size of a database on this machine.
 
     Raises:
-        InputError: it is not here, or its program.
+        InputError: it or its program is not on this machine.
     """
     kind = kind_of(database)
     program = program_of(kind, database.is_template, config)
@@ -46,14 +46,14 @@ def look_at(database: Database, config: SearchConfig) -> DatabaseInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult(UnitOutput):
-    """What comes back from a unit.
+    """Result of a unit.
 
     Attributes:
-        failures: `type message` of what was searched in vain, by key.
-        info: of the database, where that was all that was asked.
+        failures: `type message` of queries without a result, by key.
+        info: of the database, if the task had none.
     """
 
-    made: tuple[Made, ...] = ()
+    results: tuple[NewResult, ...] = ()
     failures: dict[str, dict[str, Any]] = field(default_factory=dict)
     info: DatabaseInfo | None = None
     seconds: float = 0.0
@@ -61,10 +61,10 @@ class SearchResult(UnitOutput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTask(Task):
-    """Sequences to search in a database; without `info` it only looks at the database.
+    """Sequences to search in a database; without `info` it only inspects the database.
 
     Attributes:
-        info: of the database as it was when the job began.
+        info: of the database when the job began.
         deadline: seconds one call of a program may take.
         scratch: folder for the programs' files; the system's if empty.
     """
@@ -77,54 +77,56 @@ class SearchTask(Task):
     scratch: str = ""
 
     def work(self, set_current: Callable[[str], None]) -> SearchResult:
-        """Search; the items in hand are keys.
+        """Search the queries; the current item is a key.
 
         Raises:
-            InputError: the database is not here, or its program.
-            JobError: it is another one than at the beginning; the disk is full.
+            InputError: the database or its program is not on this machine.
+            JobError: the database has changed since the search began; the disk is full.
         """
         if self.info is None:
-            return SearchResult(unit_id=self.unit_id, info=look_at(self.database, self.config))
+            info = inspect_database(self.database, self.config)
+            return SearchResult(unit_id=self.unit_id, info=info)
         if not self.queries:
             return SearchResult(unit_id=self.unit_id)
         database, info = self.database, self.info
         self._check(database, info)
         began = time.monotonic()
-        place = lambda: Scratch(self.deadline, self.scratch)  # noqa: E731
-        results = Searcher(database, self.config, place, set_current).search(self.queries)
+        scratch = lambda: Scratch(self.deadline, self.scratch)  # noqa: E731
+        outcomes = Searcher(database, self.config, scratch, set_current).search(self.queries)
         set_current("")
-        check_unchanged(database, info.digest)  # what was read may be of another
+        check_unchanged(database, info.digest)  # the programs may have read either version
         seconds = time.monotonic() - began
-        good = {key: data for key, data in results.items() if isinstance(data, bytes)}
-        failures = {
-            key: {"type": type(error).__name__, "message": error.message}
-            for key, error in results.items()
-            if isinstance(error, InputError)
-        }
-        made = tuple(packed(key, data, seconds / len(results)) for key, data in good.items())
-        return SearchResult(unit_id=self.unit_id, made=made, failures=failures, seconds=seconds)
+        results, failures = [], {}
+        for key, outcome in outcomes.items():
+            if isinstance(outcome, bytes):
+                results.append(_pack_result(key, outcome, seconds / len(outcomes)))
+            else:
+                failures[key] = {"type": type(outcome).__name__, "message": outcome.message}
+        return SearchResult(
+            unit_id=self.unit_id, results=tuple(results), failures=failures, seconds=seconds
+        )
 
     def _check(self, database: Database, info: DatabaseInfo) -> None:
         check_unchanged(database, info.digest)
-        here = program_of(info.kind, database.is_template, self.config)
-        if here != info.program:
+        program = program_of(info.kind, database.is_template, self.config)
+        if program != info.program:
             raise JobError(
-                f"{here} is here, but the search began with {info.program}: give every machine "
-                "the same, and run it again",
+                f"this machine has {program}, but the search began with {info.program}: install "
+                "the same on every machine, and run it again",
                 path=database.path,
             )
 
 
-def packed(key: str, data: bytes, seconds: float) -> Made:
-    """A result as the cache keeps it."""
+def _pack_result(key: str, data: bytes, seconds: float) -> NewResult:
+    """A result packed for the cache."""
     import zstandard
 
-    frame = zstandard.ZstdCompressor(level=_PACKED).compress(data)
-    return Made(key, frame, hashlib.sha256(data).hexdigest(), seconds)
+    frame = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(data)
+    return NewResult(key, frame, hashlib.sha256(data).hexdigest(), seconds)
 
 
-_HASHED_WHOLE: Final = 4 << 30
-_SAMPLES, _SAMPLE = 64, 1 << 20
+_MAX_FULL_HASH: Final = 4 << 30
+_SAMPLES, _SAMPLE_NBYTES = 64, 1 << 20
 
 
 def database_files(path: str) -> list[Path]:
@@ -134,19 +136,19 @@ def database_files(path: str) -> list[Path]:
         InputError: there is none.
     """
     first = Path(path)
-    # hh-suite: NAME_a3m.ffdata, ...; mmseqs: NAME, NAME.dbtype, NAME_h, NAME_h.index, ...
-    beside = (first.parent.glob(f"{first.name}{joint}*") for joint in "._")
-    family = sorted(file for found in beside for file in found if not file.is_dir())
     if first.is_file() and not Path(f"{path}.dbtype").exists():  # FASTA
         return [first]
-    files = [first, *family] if first.exists() or not family else family
+    # hh-suite: NAME_a3m.ffdata, ...; mmseqs: NAME, NAME.dbtype, NAME_h, NAME_h.index, ...
+    matches = (*first.parent.glob(f"{first.name}.*"), *first.parent.glob(f"{first.name}_*"))
+    parts = sorted(file for file in matches if not file.is_dir())
+    files = [first, *parts] if first.exists() or not parts else parts
     if not files[0].exists():
-        raise InputError("no such sequence database (FASTA, hhblits or mmseqs)", path=path)
+        raise InputError("no such sequence database (FASTA, hh-suite or mmseqs)", path=path)
     return files
 
 
 def database_digest(database: Database) -> str:
-    """Names a database by its content, wherever it is; files beyond 4 GiB by samples and size.
+    """Digest of a database's content, wherever it is; of files beyond 4 GiB, size and samples.
 
     Raises:
         InputError: it cannot be read.
@@ -161,10 +163,10 @@ def database_digest(database: Database) -> str:
 
 
 def check_unchanged(database: Database, digest: str) -> None:
-    """Nothing, if a database is the one that has this digest.
+    """Check that a database still has this digest.
 
     Raises:
-        JobError: it is another.
+        JobError: it has another.
     """
     if database_digest(database) != digest:
         raise JobError(
@@ -176,20 +178,20 @@ def check_unchanged(database: Database, digest: str) -> None:
 
 def _file_digest(path: Path) -> str:
     try:
-        seen = path.stat()
-        return _content_digest(str(path), seen.st_size, seen.st_mtime_ns, seen.st_ino)
+        stat = path.stat()
+        return _content_digest(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", path=str(path)) from None
 
 
 @lru_cache(maxsize=4096)
 def _content_digest(path: str, nbytes: int, mtime_ns: int, inode: int) -> str:
-    """A file's content, read once a process unless the file changes."""
+    """Digest of a file's content, read once per process unless the file changes."""
     with Path(path).open("rb") as handle:
-        if nbytes <= _HASHED_WHOLE:
+        if nbytes <= _MAX_FULL_HASH:
             return hashlib.file_digest(handle, "sha256").hexdigest()
         digest = hashlib.sha256(str(nbytes).encode())
         for number in range(_SAMPLES):
-            handle.seek((nbytes - _SAMPLE) * number // (_SAMPLES - 1))
-            digest.update(handle.read(_SAMPLE))
+            handle.seek((nbytes - _SAMPLE_NBYTES) * number // (_SAMPLES - 1))
+            digest.update(handle.read(_SAMPLE_NBYTES))
     return digest.hexdigest()

@@ -63,9 +63,9 @@ def search(
     config = SearchConfig.colabfold(expansion=expansion)
     job = Search([ONE[0], OTHER[0]], databases, config, SearchOptions(workers=1), kept)
     try:
-        assert job.known() is None
+        assert job.cached_results() is None
         found, broken = job.run()
-        assert not broken and job.known() == found
+        assert not broken and job.cached_results() == found
         names_of = {ONE[0]: "one", OTHER[0]: "other"}
         return {(names_of[s], names[n]): kept.read(hit) for (s, n), hit in found.items()}
     finally:

@@ -68,7 +68,7 @@ def test_a_folder_of_fasta_is_searched_and_featurized(tmp_path: Path, database: 
     out = f"{folder}.search"
     assert json.loads(Path(out, "report.json").read_text()) == report
     again = evofeed("search", folder, "--db", database, code=1).out
-    assert "bad:id" in again and "2 results known" in again
+    assert "bad:id" in again and "2 results from the cache" in again
     done = evofeed("featurize", out, tmp_path / "data", "--executor", "local", "--json")
     assert done.json["num_good"] == 3
     # Few files, however many sequences: the index, the report and a link, all else in the cache.
