@@ -59,7 +59,7 @@ BUDGET = {
     "src": 4_443,
     "featurize": 19_843,
     "store": 7_311,
-    "loader": 12_093,
+    "loader": 12_090,
     "service": 8_219,
     "trainer": 12_031,
     "kernels": 16_300,

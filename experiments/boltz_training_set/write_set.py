@@ -21,9 +21,9 @@ from evofeed.loader.views.boltz.rows import CODES, distinct_rows
 from evofeed.loader.views.columns import (
     name_codes,
     present_residues,
+    representative_atoms,
     residue_codes,
     split_tokens,
-    standing_atoms,
 )
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.datapoints import alignment_names
@@ -92,7 +92,7 @@ def structure_tables(
     codes = residue_codes(section.residue_name)
     standard = (codes >= 0) & (section.chain_type[chain[bounds[:-1]]] != LIGAND)
     whole = split_tokens(section, np.ones(len(names), bool))
-    stands = standing_atoms(section, standard, whole)
+    representatives = representative_atoms(section, standard, whole)
     within = np.equal(*residue[section.bond_atom].T)
     one, two = section.bond_atom[~within].T
     return tables_of(
@@ -101,7 +101,7 @@ def structure_tables(
                np.concatenate(conformer), present),
         bonds=(*section.bond_atom[within].T, section.bond_type[within]),
         residues=(names, np.where(standard, codes, 20) + 2, section.residue_index, bounds[:-1],
-                  np.diff(bounds), *stands, standard, present_residues(present, bounds)),
+                  np.diff(bounds), *representatives, standard, present_residues(present, bounds)),
         chains=(section.chain_name, section.chain_type, section.chain_entity,
                 copies_of(section.chain_entity), np.arange(len(first)), bounds[first],
                 np.diff(bounds[section.chain_residue]), first, np.diff(section.chain_residue)),

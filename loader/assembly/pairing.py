@@ -66,7 +66,7 @@ def pair_rows(record: AssemblyRecord, config: AssemblyConfig) -> Int[np.ndarray,
     chains = (table.counts > 0) @ copies
     shared = np.flatnonzero((chains > 1) & (table.counts.max(1) <= config.max_species_rows))
     fewest = np.where(table.counts > 0, table.counts, np.iinfo(np.int64).max).min(1)[shared]
-    taken = table.taken(np.repeat(shared, fewest)[:, None], numbers_within(fewest)[:, None])
+    taken = table.select(np.repeat(shared, fewest)[:, None], numbers_within(fewest)[:, None])
     rows = np.concatenate([np.zeros([1, len(pairing)], np.int64), taken])
     num_chains = np.concatenate([[copies.sum()], np.repeat(chains[shared], fewest)])
     by_product = np.argsort(_products(rows, copies, wrap=config.wrapped_products), kind="stable")

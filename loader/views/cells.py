@@ -1,4 +1,4 @@
-"""Rows of alignments: their species, which are there already, their cells at a sample's tokens."""
+"""Rows of alignments: their species, duplicates, and their letters at a sample's tokens."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from evofeed.protein.alignment import GAP, NUM_LETTERS, Alignment
 
 
 def letter_table(
-    first: int, letters: str, unknown: int, gap: int, alike: str = ""
+    first: int, letters: str, unknown: int, gap: int, synonyms: str = ""
 ) -> UInt8[np.ndarray, " 27"]:
-    """Codes of the letters of an alignment: these from `first` on, `unknown` of all others.
+    """Code of every letter of an alignment: `letters` count from `first`, others are `unknown`.
 
-    Of `alike` every other letter, from the first on, has the code of the one behind it.
+    `synonyms` are pairs of letters: the first of a pair has the code of the second.
     """
     table = np.full(NUM_LETTERS, unknown, np.uint8)
-    for number, letter in enumerate(letters, first):
-        table[ord(letter) - ord("A")] = number
-    for odd, letter in zip(alike[::2], alike[1::2], strict=True):
-        table[ord(odd) - ord("A")] = table[ord(letter) - ord("A")]
+    for code, letter in enumerate(letters, first):
+        table[ord(letter) - ord("A")] = code
+    for synonym, letter in zip(synonyms[::2], synonyms[1::2], strict=True):
+        table[ord(synonym) - ord("A")] = table[ord(letter) - ord("A")]
     table[GAP] = gap
     return table
 
 
 def species_numbers(alignments: Sequence[Alignment]) -> list[Integer[np.ndarray, " S"]]:
-    """A number for the species of each row, in the order of all names; -1 for none."""
-    named = [np.array(one.species, np.str_) for one in alignments]
-    names = np.unique(np.concatenate([np.zeros(0, "U1"), *named]))
+    """Number of each row's species among the sorted names of all alignments; -1 for none."""
+    species_names = [np.array(alignment.species, np.str_) for alignment in alignments]
+    names = np.unique(np.concatenate([np.zeros(0, "U1"), *species_names]))
     return [
-        np.append(np.searchsorted(names, own), -1)[one.row_species]
-        for own, one in zip(named, alignments, strict=True)
+        np.append(np.searchsorted(names, chain_names), -1)[alignment.row_species]
+        for chain_names, alignment in zip(species_names, alignments, strict=True)
     ]
 
 
 class SpeciesRows(NamedTuple):
-    """Rows of r alignments by their species, s of them."""
+    """Rows of r alignments grouped by species, s of them."""
 
     counts: Integer[np.ndarray, "s r"]
     """Rows of each species in each alignment."""
     rows: tuple[Integer[np.ndarray, " _"], ...]
-    """Rows of each alignment that have a species, one species after the other."""
+    """Rows of each alignment that have a species, sorted by species."""
 
     @classmethod
     def of(
@@ -52,58 +52,56 @@ class SpeciesRows(NamedTuple):
         species: Sequence[Integer[np.ndarray, " _"]],
         orders: Sequence[Integer[np.ndarray, " _"]] | None = None,
     ) -> SpeciesRows:
-        """Of the number of each row's species, -1 for none.
-
-        `orders` sort the rows of each alignment by species; else rows of one keep their order.
-        """
-        size = 1 + max((int(one.max(initial=-1)) for one in species), default=-1)
+        """Groups rows by species (-1 for none) in `orders`, by default those of a stable sort."""
+        size = 1 + max((int(numbers.max(initial=-1)) for numbers in species), default=-1)
         if orders is None:
-            orders = [np.argsort(one, kind="stable") for one in species]
-        counts = [np.bincount(one[one >= 0], minlength=size) for one in species]
-        rows = [order[one[order] >= 0] for one, order in zip(species, orders, strict=True)]
+            orders = [np.argsort(numbers, kind="stable") for numbers in species]
+        counts = [np.bincount(numbers[numbers >= 0], minlength=size) for numbers in species]
+        rows = [order[numbers[order] >= 0] for numbers, order in zip(species, orders, strict=True)]
         return cls(np.stack(counts, 1), tuple(rows))
 
-    def taken(
+    def select(
         self, species: Integer[np.ndarray, "n _"], rank: Integer[np.ndarray, "n _"]
     ) -> Integer[np.ndarray, "n r"]:
-        """The row of each alignment that is the `rank`-th of a species there; -1 for a species of
-        -1, or where the alignment has none of it. Columns are those of alignments, or one of all.
+        """The `rank`-th row of a species in each alignment; -1 if it has none or the species is -1.
+
+        `species` and `rank` have a column for each alignment, or one for all.
         """
-        taken = np.full([len(species), len(self.rows)], -1, np.int64)
-        species, rank = (np.broadcast_to(one, taken.shape) for one in (species, rank))
+        selected = np.full([len(species), len(self.rows)], -1, np.int64)
+        species, rank = (np.broadcast_to(column, selected.shape) for column in (species, rank))
         starts = np.cumsum(self.counts, 0) - self.counts
         for column, rows in enumerate(self.rows):
-            mine = species[:, column]
-            there = np.flatnonzero((mine >= 0) & (self.counts[mine, column] > 0))
-            place = starts[mine[there], column] + rank[there, column]
-            taken[there, column] = rows[place]
-        return taken
+            number = species[:, column]
+            present = np.flatnonzero((number >= 0) & (self.counts[number, column] > 0))
+            offset = starts[number[present], column] + rank[present, column]
+            selected[present, column] = rows[offset]
+        return selected
 
 
-class ShownRows(NamedTuple):
-    """Rows of an alignment that a chain of a sample has, -1 for a row of gaps."""
+class ChainRows(NamedTuple):
+    """Rows of an alignment in the MSA of one chain of a sample, -1 for a row of gaps."""
 
     chain: int
     alignment: Alignment
     table: UInt8[np.ndarray, " 27"]
     """Codes of letters."""
     rows: Integer[np.ndarray, " S"]
-    deleted: Integer[np.ndarray, " S"]
-    """Rows whose deletions are shown."""
-    every: Integer[np.ndarray, " _"]
-    """Rows of the profile: the chain's own before any was drawn or left out."""
+    deletion_rows: Integer[np.ndarray, " S"]
+    """Rows whose deletions the features contain."""
+    profile_rows: Integer[np.ndarray, " _"]
+    """Rows of the profile: those of the chain before subsampling."""
     depth: int
-    """Rows up to the last one; those below are padding."""
+    """Number of rows; those below are padding."""
 
 
 class RowPlan(NamedTuple):
     """Rows of a sample's MSA, the query first."""
 
-    shown: tuple[ShownRows, ...]
-    """Of each chain with an alignment."""
+    chains: tuple[ChainRows, ...]
+    """Chains with an alignment."""
     num_rows: int
     num_paired: int
-    """Rows that belong together, the query counted in."""
+    """Paired rows, the query included."""
 
 
 def row_codes(
@@ -113,11 +111,11 @@ def row_codes(
     table: UInt8[np.ndarray, " 27"],
 ) -> UInt8[np.ndarray, "S n"]:
     """Codes of the letters of these rows at these columns; gaps in a row of -1."""
-    there = np.flatnonzero(rows >= 0)
-    letters = alignment.letters.take(alignment.row_letters[rows[there]], 0).take(columns, 1)
-    cells = np.full([len(rows), len(columns)], table[GAP], np.uint8)
-    cells[there] = table[letters]
-    return cells
+    aligned = np.flatnonzero(rows >= 0)
+    letters = alignment.letters.take(alignment.row_letters[rows[aligned]], 0).take(columns, 1)
+    codes = np.full([len(rows), len(columns)], table[GAP], np.uint8)
+    codes[aligned] = table[letters]
+    return codes
 
 
 def row_deletions(
@@ -126,72 +124,73 @@ def row_deletions(
     columns: Integer[np.ndarray, " n"],
     tokens: Integer[np.ndarray, " n"],
 ) -> Integer[np.ndarray, "d 3"]:
-    """Place of the row, token and number of all deletions at these columns, i32."""
-    there = np.flatnonzero(rows >= 0)
-    starts = alignment.deletion_start[rows[there]]
-    counts = alignment.deletion_start[rows[there] + 1] - starts
-    entry = joined_runs(starts, counts)
-    row, column = np.repeat(there, counts), alignment.deletion_column[entry]
-    # A column may stand at several tokens: atoms of one residue.
+    """Row index, token and count of every deletion at these columns, i32."""
+    aligned = np.flatnonzero(rows >= 0)
+    starts = alignment.deletion_start[rows[aligned]]
+    counts = alignment.deletion_start[rows[aligned] + 1] - starts
+    deletion = joined_runs(starts, counts)
+    row, column = np.repeat(aligned, counts), alignment.deletion_column[deletion]
+    # One column has several tokens where a residue is split into atoms.
     order = np.argsort(columns, kind="stable")
     first = np.searchsorted(columns[order], column)
-    many = np.searchsorted(columns[order], column, side="right") - first
-    token = tokens[order[joined_runs(first, many)]]
-    number = np.repeat(alignment.deletion_count[entry], many)
-    return np.stack([np.repeat(row, many), token, number], 1).astype(np.int32)
+    copies = np.searchsorted(columns[order], column, side="right") - first
+    token = tokens[order[joined_runs(first, copies)]]
+    deleted = np.repeat(alignment.deletion_count[deletion], copies)
+    return np.stack([np.repeat(row, copies), token, deleted], 1).astype(np.int32)
 
 
 def fill_rows(
     msa: UInt8[np.ndarray, "S n"],
     chain: Integer[np.ndarray, " n"],
     columns: Integer[np.ndarray, " n"],
-    shown: Iterable[ShownRows],
+    chains: Iterable[ChainRows],
     profile: Float[np.ndarray, "n _"] | None = None,
 ) -> tuple[Integer[np.ndarray, "d 3"], Float[np.ndarray, " n"]]:
-    """Deletions of chains' rows at the tokens' columns, and their means, of what has a profile.
+    """Deletions by row and token, and their mean at each token where a profile is asked for.
 
-    `msa` and `profile` hold what tokens of other chains have, and are written over.
+    Writes the codes of the chains into `msa`, and their profiles into `profile`; tokens of other
+    chains keep their values.
     """
     mean = np.zeros(len(chain), np.float32)
     deletions = [np.zeros([0, 3], np.int32)]
-    for one in shown:
-        here = np.flatnonzero(chain == one.chain)
-        at = columns[here]
-        msa[:, here] = row_codes(one.alignment, one.rows, at, one.table)
-        deletions.append(row_deletions(one.alignment, one.deleted, at, here))
+    for number, alignment, table, rows, deletion_rows, profile_rows, _ in chains:
+        tokens = np.flatnonzero(chain == number)
+        at_tokens = columns[tokens]
+        msa[:, tokens] = row_codes(alignment, rows, at_tokens, table)
+        deletions.append(row_deletions(alignment, deletion_rows, at_tokens, tokens))
         if profile is not None:
-            profile[here], mean[here] = row_profile(
-                one.alignment, one.every, at, one.table, profile.shape[1]
+            profile[tokens], mean[tokens] = row_profile(
+                alignment, profile_rows, at_tokens, table, profile.shape[1]
             )
     return np.concatenate(deletions), mean
 
 
 def gap_rows(alignment: Alignment) -> Bool[np.ndarray, " U"]:
-    """Which distinct rows are gaps alone."""
+    """True for distinct rows of gaps alone."""
     gaps = np.zeros(len(alignment.letters), bool)
-    maybe = np.flatnonzero(alignment.letters[:, 0] == GAP)
-    gaps[maybe] = (alignment.letters[maybe] == GAP).all(1)
+    candidates = np.flatnonzero(alignment.letters[:, 0] == GAP)
+    gaps[candidates] = (alignment.letters[candidates] == GAP).all(1)
     return gaps
 
 
-def rows_not_among(
+def unpaired_rows(
     alignment: Alignment,
     rows: Integer[np.ndarray, " n"],
     paired: Integer[np.ndarray, " p"],
     codes: Integer[np.ndarray, " U"] | None = None,
 ) -> Integer[np.ndarray, " k"]:
-    """Rows whose letters no paired row has; a paired one of -1 is all gaps.
+    """The rows whose letters differ from those of every paired row; -1 is a row of gaps.
 
-    `codes` number the distinct rows, alike where they are the same to the project.
+    `codes` number the distinct rows, equal where the project's codes are equal.
     """
     letters = alignment.row_letters
     codes = np.arange(len(alignment.letters)) if codes is None else codes
-    drop = np.zeros(len(codes), bool)
-    drop[codes[letters[paired[paired >= 0]]]] = True
-    kept: np.ndarray = rows[~drop[codes[letters[rows]]]]
+    is_paired = np.zeros(len(codes), bool)
+    is_paired[codes[letters[paired[paired >= 0]]]] = True
+    unpaired: np.ndarray = rows[~is_paired[codes[letters[rows]]]]
     if (paired < 0).any():
-        kept = kept[~gap_rows(alignment)[letters[kept]]]
-    return kept
+        unpaired = unpaired[~gap_rows(alignment)[letters[unpaired]]]
+    return unpaired
 
 
 def row_profile(
@@ -201,9 +200,9 @@ def row_profile(
     table: UInt8[np.ndarray, " 27"],
     classes: int,
 ) -> tuple[Float[np.ndarray, "n {classes}"], Float[np.ndarray, " n"]]:
-    """Share of each code, and the mean number of deletions, in these columns over these rows."""
-    into = np.zeros([NUM_LETTERS, classes], np.int32)
-    into[np.arange(NUM_LETTERS), table] = 1
+    """Frequency of each code and mean number of deletions in these columns over these rows."""
+    one_hot = np.zeros([NUM_LETTERS, classes], np.int32)
+    one_hot[np.arange(NUM_LETTERS), table] = 1
     size = max(1, len(rows))
-    counts = alignment.letter_counts(rows, columns) @ into
+    counts = alignment.letter_counts(rows, columns) @ one_hot
     return counts / size, alignment.deletion_sums(rows)[columns] / size

@@ -1,4 +1,4 @@
-"""Columns of an `EntryView` that all projects make alike from a ruleset's section."""
+"""Columns of an `EntryView` that do not depend on the project, from a ruleset's section."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from evofeed.protein.ruleset_section import RulesetSection, placed
 
 UNKNOWN: Final = RESTYPES.index("UNK")
 GAP_TYPE: Final = len(RESTYPES)
-"""Type of a gap, to OpenFold3 and Protenix."""
+"""Residue type of a gap in OpenFold3 and Protenix."""
 NUM_RESTYPES: Final = len(RESTYPES) + 1
-"""Types of one token and the gap, likewise."""
+"""Residue types of OpenFold3 and Protenix, with the gap."""
 
 _DISTOGRAM: Final = {
     **dict.fromkeys(("A", "G", "DA", "DG"), "C4"),
@@ -36,22 +36,22 @@ def structure_columns(
     *,
     single: bool,
 ) -> dict[str, Any]:
-    """The columns of chains, residues and atoms that all projects have alike.
+    """Columns of chains, residues and atoms.
 
-    `present` are atoms that the project takes as seen; coordinates of copies are `single`
-    precision where biotite makes them.
+    `present` are the atoms that the project counts as resolved; coordinates of copies are of
+    `single` precision where biotite computes them.
     """
     operator = section.chain_operator[section.atom_chain()]
     position = placed(
         record.atom_position[section.atom_row], operator, record.operators, single=single
     )
-    named = [alignments.get(entity, "") for entity in section.chain_entity.tolist()]
-    names = tuple(sorted({name for name in named if name}))
+    by_chain = [alignments.get(entity, "") for entity in section.chain_entity.tolist()]
+    names = tuple(sorted({name for name in by_chain if name}))
     return {
         "entry": record.entry,
         "resolution": record.resolution(),
         "alignments": names,
-        "chain_alignment": np.array([names.index(n) if n else -1 for n in named], np.int32),
+        "chain_alignment": np.array([names.index(n) if n else -1 for n in by_chain], np.int32),
         "chain_name": section.chain_name,
         "chain_type": section.chain_type.astype(np.uint8),
         "chain_entity": section.chain_entity.astype(np.int32),
@@ -78,12 +78,12 @@ class Tokens(NamedTuple):
     residue: Integer[np.ndarray, " N"]
 
 
-def split_tokens(section: RulesetSection, whole: Bool[np.ndarray, " R"]) -> Tokens:
-    """A token for every residue that stays whole, and for every atom of the others."""
+def split_tokens(section: RulesetSection, unsplit: Bool[np.ndarray, " R"]) -> Tokens:
+    """One token for every `unsplit` residue, and one for every atom of the others."""
     residue = section.atom_residue()
-    fresh = ~whole[residue]
-    fresh[section.residue_atom[:-1]] = True
-    first = np.flatnonzero(fresh)
+    starts_token = ~unsplit[residue]
+    starts_token[section.residue_atom[:-1]] = True
+    first = np.flatnonzero(starts_token)
     return Tokens(first, np.diff(np.append(first, len(residue))), residue[first])
 
 
@@ -95,101 +95,100 @@ def token_columns(
     atomized: Bool[np.ndarray, " N"],
     resolved: Bool[np.ndarray, " N"],
 ) -> dict[str, Any]:
-    """The columns of tokens; `types` are of residues, `distogram` None where the model finds it."""
-    apart = np.full(len(tokens.first), -1) if distogram is None else distogram
+    """Columns of tokens; `types` are of residues, `distogram` is None where the model finds it."""
+    distogram_atom = np.full(len(tokens.first), -1) if distogram is None else distogram
     return {
         "token_atom": tokens.first.astype(np.int32),
         "token_atoms": tokens.atoms.astype(np.int32),
         "token_residue": tokens.residue.astype(np.int32),
         "token_type": types[tokens.residue].astype(np.uint8),
         "token_centre": centre.astype(np.int32),
-        "token_distogram": apart.astype(np.int32),
+        "token_distogram": distogram_atom.astype(np.int32),
         "token_atomized": atomized,
         "token_resolved": resolved,
     }
 
 
-def residue_codes(names: Shaped[np.ndarray, " n"], other: int = -1) -> Integer[np.ndarray, " n"]:
-    """Row of `RESTYPES` of component codes, `other` for those that are none."""
+def residue_codes(names: Shaped[np.ndarray, " n"], unknown: int = -1) -> Integer[np.ndarray, " n"]:
+    """Index in `RESTYPES` of component codes, `unknown` for those that are not in it."""
     codes = {name: code for code, name in enumerate(RESTYPES)}
-    return np.array([codes.get(name, other) for name in names.tolist()], np.int64)
+    return np.array([codes.get(name, unknown) for name in names.tolist()], np.int64)
 
 
-def standing_atoms(
+def representative_atoms(
     section: RulesetSection, standard: Bool[np.ndarray, " R"], tokens: Tokens
 ) -> tuple[Integer[np.ndarray, " N"], Integer[np.ndarray, " N"]]:
-    """Atoms that stand for the tokens in crops and in the distogram.
+    """Atoms that represent the tokens: centres in crops, and those of the distogram.
 
-    Of a standard residue those with the right name, else a token's first.
+    In a standard residue the atom of the right name, otherwise the token's first atom.
     """
     names, residue = section.residue_name.tolist(), section.atom_residue()
-    found = []
-    for wanted in (
+    representatives = []
+    for atom_names in (
         ["CA" if len(name) == 3 else "C1'" for name in names],
         [_DISTOGRAM.get(name, "CB") for name in names],
     ):
-        named = section.atom_name == np.array(wanted)[residue]
-        there = np.flatnonzero(standard[residue] & named)
-        place = np.full(len(names), -1, np.int64)
-        place[residue[there]] = there
-        found.append(np.where(place[tokens.residue] >= 0, place[tokens.residue], tokens.first))
-    return found[0], found[1]
+        matches = section.atom_name == np.array(atom_names)[residue]
+        atoms = np.flatnonzero(standard[residue] & matches)
+        by_residue = np.full(len(names), -1, np.int64)
+        by_residue[residue[atoms]] = atoms
+        atom = by_residue[tokens.residue]
+        representatives.append(np.where(atom >= 0, atom, tokens.first))
+    return representatives[0], representatives[1]
 
 
-def references(
+def reference_columns(
     section: RulesetSection,
     component: Integer[np.ndarray, " R"],
     titles: Sequence[str],
     molecules: Mapping[str, Molecule],
 ) -> dict[str, Any]:
-    """Columns of the distinct reference molecules, sorted by name, and of whose atom is which.
+    """Columns of the distinct reference molecules, sorted by name, and of each atom's reference.
 
-    Components are numbered by residue, ascending from 0; `titles` name the molecule of each.
+    `component` numbers the residues' components from 0, ascending; `titles` name their molecules.
 
     Raises:
         MoleculeMissing: a molecule is absent, or an atom of it.
     """
     names = tuple(sorted(set(titles)))
     used = [molecule(molecules, name) for name in names]
-    starts = np.append(0, np.cumsum([len(one.name) for one in used])).astype(np.int32)
+    starts = np.append(0, np.cumsum([len(m.name) for m in used])).astype(np.int32)
     rank = {name: row for row, name in enumerate(names)}
     first = np.flatnonzero(np.diff(component, prepend=-1))
     bounds = np.append(section.residue_atom[first], len(section.atom_name)).tolist()
     names_of_atoms = np.ascontiguousarray(section.atom_name)
     text, width = names_of_atoms.tobytes(), names_of_atoms.itemsize
-    seen: dict[tuple[str, bytes], np.ndarray] = {}  # copies and equal residues are looked up once
+    cache: dict[tuple[str, bytes], np.ndarray] = {}  # copies and equal residues are looked up once
     parts = [np.zeros(0, np.int32)]
     for title, low, high in zip(titles, bounds[:-1], bounds[1:], strict=True):
         key = title, text[low * width : high * width]
-        if (rows := seen.get(key)) is None:
+        if (rows := cache.get(key)) is None:
             row = rank[title]
-            rows = seen[key] = starts[row] + used[row].rows_of(title, names_of_atoms[low:high])
+            rows = cache[key] = starts[row] + used[row].rows_of(title, names_of_atoms[low:high])
         parts.append(rows)
     reference = np.concatenate(parts)
-    pools = min(len(one.position) for one in used)
-    element = np.concatenate([one.element for one in used])
-    charge = np.concatenate([one.charge for one in used])
+    num_conformers = min(len(m.position) for m in used)
+    position = np.concatenate([m.position[:num_conformers] for m in used], axis=1)
+    bond = np.concatenate([m.bond + start for m, start in zip(used, starts, strict=False)])
+    element = np.concatenate([m.element for m in used])
+    charge = np.concatenate([m.charge for m in used])
     return {
         "residue_component": component.astype(np.int32),
         "atom_reference": reference,
         "component_molecule": np.array([rank[title] for title in titles], np.int32),
         "molecule_name": names,
         "molecule_atom": starts,
-        "molecule_position": np.concatenate([one.position[:pools] for one in used], axis=1).astype(
-            np.float32
-        ),
-        "molecule_mask": np.concatenate([one.mask for one in used]),
-        "molecule_bond": np.concatenate(
-            [one.bond + start for one, start in zip(used, starts[:-1], strict=True)]
-        ).astype(np.int32),
-        "molecule_orders": tuple(one.orders for one in used),
+        "molecule_position": position.astype(np.float32),
+        "molecule_mask": np.concatenate([m.mask for m in used]),
+        "molecule_bond": bond.astype(np.int32),
+        "molecule_orders": tuple(m.orders for m in used),
         "atom_element": element[reference].astype(np.uint8),
         "atom_charge": charge[reference].astype(np.int8),
     }
 
 
 def name_codes(names: Shaped[np.ndarray, " A"]) -> UInt8[np.ndarray, "A 4"]:
-    """Characters of atom names minus 32, the first four, blanks behind."""
+    """The first four characters of atom names, minus 32, padded with blanks."""
     codes = names.astype(f"<U{NAME_CHARS}").view(np.uint32).reshape(-1, NAME_CHARS)
     return (np.maximum(codes, 32) - 32).astype(np.uint8)
 
@@ -197,5 +196,5 @@ def name_codes(names: Shaped[np.ndarray, " A"]) -> UInt8[np.ndarray, "A 4"]:
 def present_residues(
     present: Bool[np.ndarray, " A"], offsets: Integer[np.ndarray, " bounds"]
 ) -> Bool[np.ndarray, " R"]:
-    """Whether any atom of a residue is present; every residue has atoms."""
+    """True for residues with any atom present; every residue has atoms."""
     return np.add.reduceat(present, offsets[:-1]) > 0

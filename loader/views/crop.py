@@ -1,4 +1,4 @@
-"""Tokens of an entry as a crop looks at them, and tokens and atoms of the crop that was made."""
+"""Tokens of an entry as input of a crop, and the tokens and atoms of a crop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evofeed.protein.interfaces import near_other_chains
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokens of an entry in the order a crop looks at them; residues stand together."""
+    """Tokens of an entry in the order of the crop; those of a residue are contiguous."""
 
     row: Integer[np.ndarray, " N"]
     """Row of the view's tokens."""
@@ -30,7 +30,7 @@ class Tokens:
 
     @classmethod
     def of(cls, view: EntryView, order: Integer[np.ndarray, " N"] | None = None) -> Tokens:
-        """The tokens of a view, in another order if one is given."""
+        """The tokens of a view, in this order if one is given."""
         row = np.arange(view.num_tokens) if order is None else order
         return cls(
             row,
@@ -42,16 +42,16 @@ class Tokens:
         )
 
     def near(
-        self, own: Integer[np.ndarray, " p"], others: Integer[np.ndarray, " o"], distance: float
+        self, tokens: Integer[np.ndarray, " p"], others: Integer[np.ndarray, " o"], distance: float
     ) -> Integer[np.ndarray, " q"]:
-        """Those of these tokens that are near one of the others that is of another chain."""
-        at, chain = self.position, self.chain
-        near = near_other_chains(at[own], chain[own], at[others], chain[others], distance)
-        found: np.ndarray = own[near]
-        return found
+        """The tokens within `distance` of one of the others in a different chain."""
+        xyz, chain = self.position, self.chain
+        near = near_other_chains(xyz[tokens], chain[tokens], xyz[others], chain[others], distance)
+        near_tokens: np.ndarray = tokens[near]
+        return near_tokens
 
     def distances(self, centre: int, tokens: Integer[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
-        """Ångström from one token to these."""
+        """Distance of each of these tokens from the centre, ångström."""
         x, y, z = (self.position[tokens] - self.position[centre]).T
         length: np.ndarray = np.sqrt(x * x + y * y + z * z)
         return length
@@ -59,40 +59,40 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """Tokens and atoms of a sample: T tokens, A atoms; rows are the entry's, places the crop's."""
+    """The T tokens and A atoms of a sample, as rows of the entry except where "in the crop"."""
 
     token: Integer[np.ndarray, " T"]
     residue: Integer[np.ndarray, " T"]
     chain: Integer[np.ndarray, " T"]
     start: Integer[np.ndarray, " T1"]
-    """Offsets of the tokens' atoms."""
+    """Offsets of tokens into the atoms of the crop."""
     centre: Integer[np.ndarray, " T"]
-    """Place of the atom that stands for the token in crops."""
+    """Index in the crop of the atom that represents the token in crops."""
     distogram: Integer[np.ndarray, " T"]
-    """Place of the atom that stands for the token in the distogram, where the view has one."""
+    """Index in the crop of the atom of the distogram, where the view has one."""
     atom: Integer[np.ndarray, " A"]
     owner: Integer[np.ndarray, " A"]
-    """Token of every atom."""
+    """Index in the crop of every atom's token."""
     component: Integer[np.ndarray, " g"]
-    """Component of every run of tokens that are of one."""
+    """Component of every run of tokens of one component."""
     run: Integer[np.ndarray, " A"]
-    """Run of every atom."""
+    """Number of every atom's run."""
 
     def __len__(self) -> int:
         return len(self.token)
 
     @property
     def atoms(self) -> Integer[np.ndarray, " T"]:
-        """Atoms of every token."""
+        """Number of atoms of every token."""
         return np.diff(self.start)
 
     @classmethod
     def of(cls, view: EntryView, token: Integer[np.ndarray, " T"]) -> Crop:
-        """The crop that has these tokens."""
+        """The crop with these tokens."""
         residue = view.token_residue[token].astype(np.int64)
         counts = view.token_atoms[token].astype(np.int64)
         start = np.append(0, np.cumsum(counts))
-        moved = start[:-1] - view.token_atom[token]
+        shift = start[:-1] - view.token_atom[token]
         owner = np.repeat(np.arange(len(token)), counts)
         component = view.residue_component[residue]
         starts = run_starts(component)
@@ -102,8 +102,8 @@ class Crop:
             residue,
             view.residue_chain()[residue],
             start,
-            moved + view.token_centre[token],
-            moved + view.token_distogram[token],
+            shift + view.token_centre[token],
+            shift + view.token_distogram[token],
             view.atoms_of(token),
             owner,
             component[starts],
@@ -111,12 +111,12 @@ class Crop:
         )
 
     def bonds(self, view: EntryView) -> Integer[np.ndarray, "b 2"]:
-        """Places of both atoms of every bond, in the order of the view's table."""
-        place = np.full(view.num_atoms, -1)
-        place[self.atom] = np.arange(len(self.atom))
-        ends = place[view.bond_atom]
-        both: np.ndarray = ends[(ends >= 0).all(1)]
-        return both
+        """Indices of the two atoms of every bond in the crop, in the order of the view's table."""
+        index = np.full(view.num_atoms, -1)
+        index[self.atom] = np.arange(len(self.atom))
+        ends = index[view.bond_atom]
+        bonds: np.ndarray = ends[(ends >= 0).all(1)]
+        return bonds
 
 
 def centred(
@@ -124,11 +124,11 @@ def centred(
     run: Integer[np.ndarray, " A"],
     mask: Bool[np.ndarray, " A"] | None = None,
 ) -> Float[np.ndarray, "A 3"]:
-    """Positions about the middle of their run's atoms, those of the mask alone counted.
+    """Positions relative to the mean of their run's atoms in the mask.
 
-    Positions that the mask leaves out must be zeros.
+    Positions outside the mask must be zeros.
     """
     starts = np.flatnonzero(np.diff(run, prepend=-1))
     counts = np.maximum(np.bincount(run, mask), 1)
-    moved: np.ndarray = position - (np.add.reduceat(position, starts) / counts[:, None])[run]
-    return moved
+    relative: np.ndarray = position - (np.add.reduceat(position, starts) / counts[:, None])[run]
+    return relative

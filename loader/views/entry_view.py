@@ -1,8 +1,8 @@
-"""One entry as one project sees it: what survived its cleaning, in its order and its numbers.
+"""One entry after a project's cleaning, in the project's order and with its numbers.
 
-`EntryView` is what the views of OpenFold3, Boltz and Protenix start from. It is made from a record
-and the project's ruleset, or from the project's own prepared tables; a view reads nothing else of
-the structure. Plain numpy columns, whole entry, never changed after they were made.
+OpenFold3's, Boltz's and Protenix's samples are made from an `EntryView` alone. It is built from a
+record and the project's ruleset, or from the project's own prepared tables. Plain numpy columns of
+the whole entry, never changed once built.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from evofeed.protein.entry_record import ChainType as ChainType
 from evofeed.protein.entry_record import run_starts
 
 NAME_CHARS: Final = 4
-"""Characters of an atom's name that a model is fed."""
+"""Characters of an atom's name in the features."""
 
 
 IS_KIND: Final = {f"is_{kind.name.lower()}": kind for kind in ChainType}
-"""Features of OpenFold3 and Protenix that say what a chain is."""
+"""Features of OpenFold3 and Protenix that are 1 for chains of one type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryView:
-    """A whole entry in the eyes of one project.
+    """A whole entry as one project reads it.
 
-    C chains, R residues, A atoms, N tokens, B bonds, I interfaces; G components, which get a
-    conformer each (a residue, or a ligand chain of several residues where the project treats it
-    as one molecule); M distinct reference molecules with Q atoms and K stored conformers.
-    Residues stand in the order of their chains, atoms in the order of their residues. Offsets
-    have one element more than rows and begin with 0. Row numbers count from 0 in the whole entry.
+    C chains, R residues, A atoms, N tokens, B bonds, I interfaces; G components with a conformer
+    each (a residue, or a ligand chain of several residues where the project treats it as one
+    molecule); M distinct reference molecules with Q atoms and K stored conformers.
+    Residues are sorted by chain, atoms by residue. Offsets have one element more than rows and
+    begin with 0. Row numbers count from 0 in the whole entry.
     """
 
     entry: str
@@ -47,13 +47,13 @@ class EntryView:
     chain_entity: Integer[np.ndarray, " C"]
     """The project's number of the entity."""
     chain_sym: Integer[np.ndarray, " C"]
-    """Which copy of its entity, from 0."""
+    """Number of the copy of the entity, from 0."""
     chain_valid: Bool[np.ndarray, " C"]
     """False: in the tables, but without tokens (Boltz)."""
     chain_residue: Integer[np.ndarray, " C1"]
     """Offsets into residues."""
     chain_alignment: Integer[np.ndarray, " C"]
-    """Number in `alignments`; -1 for a chain without one."""
+    """Index in `alignments`; -1 for a chain without one."""
     alignments: tuple[str, ...]
     """Names of the distinct alignments of the entry."""
 
@@ -64,7 +64,7 @@ class EntryView:
     residue_type: Integer[np.ndarray, " R"]
     """Code in the project's vocabulary of residues."""
     residue_present: Bool[np.ndarray, " R"]
-    """Whether any atom of it was seen."""
+    """True if any atom is resolved."""
     residue_component: Integer[np.ndarray, " R"]
     """Component it belongs to, ascending."""
     residue_atom: Integer[np.ndarray, " R1"]
@@ -75,35 +75,35 @@ class EntryView:
     atom_element: Integer[np.ndarray, " A"]
     """Atomic number; 0 if unknown."""
     atom_charge: Integer[np.ndarray, " A"]
-    """Formal charge as the model is fed it."""
+    """Formal charge, as in the features."""
     atom_position: Float[np.ndarray, "A 3"]
     """Ångström; zeros where absent."""
     atom_present: Bool[np.ndarray, " A"]
-    """Whether the project takes the atom as seen."""
+    """True if the project counts the atom as resolved."""
     atom_reference: Integer[np.ndarray, " A"]
     """Row of the atom among the Q atoms of reference molecules; -1 for none."""
 
     token_atom: Integer[np.ndarray, " N"]
     """First atom."""
     token_atoms: Integer[np.ndarray, " N"]
-    """How many atoms, one after the other."""
+    """Number of atoms, which are contiguous."""
     token_residue: Integer[np.ndarray, " N"]
-    """Residue it is, or is part of."""
+    """Residue that the token is, or is part of."""
     token_type: Integer[np.ndarray, " N"]
     """Code in the project's vocabulary of residues."""
     token_centre: Integer[np.ndarray, " N"]
-    """Atom that stands for the token in crops."""
+    """Atom that represents the token in crops."""
     token_distogram: Integer[np.ndarray, " N"]
-    """Atom that stands for the token in the distogram; -1 where the model finds it."""
+    """Atom that represents the token in the distogram; -1 where the model finds it."""
     token_atomized: Bool[np.ndarray, " N"]
-    """Whether the residue is split into atoms."""
+    """True if the residue is split into atoms."""
     token_resolved: Bool[np.ndarray, " N"]
-    """Whether the project takes the token as resolved."""
+    """True if the project counts the token as resolved."""
 
     bond_atom: Integer[np.ndarray, "B 2"]
-    """Atoms of every bond the project has, in the order of its table."""
+    """Atoms of every bond, in the order of the project's table."""
     bond_type: Integer[np.ndarray, " B"]
-    """The project's code of the bond's order; 0 for a link without one."""
+    """The project's code of the bond order; 0 for a link without one."""
     interface_chain: Integer[np.ndarray, "I 2"]
     """Chains in contact."""
 
@@ -114,13 +114,13 @@ class EntryView:
     molecule_atom: Integer[np.ndarray, " M1"]
     """Offsets into reference atoms."""
     molecule_bond: Integer[np.ndarray, "E 2"]
-    """Reference atoms that are bonded, molecule by molecule."""
+    """Pairs of bonded reference atoms, molecule by molecule."""
     molecule_position: Float[np.ndarray, "K Q 3"]
     """Conformers, ångström; zeros where masked. K may be 1."""
     molecule_mask: Bool[np.ndarray, " Q"]
-    """Whether the atom has coordinates in the conformers."""
+    """True if the atom has coordinates in the conformers."""
     molecule_orders: tuple[Integer[np.ndarray, "_ _"], ...]
-    """Atom orders of every molecule that leave it the same, `[P, a]`, the identity among them."""
+    """Symmetries of every molecule as atom orders, `[P, a]`, the identity among them."""
 
     @property
     def num_chains(self) -> int:
@@ -134,7 +134,7 @@ class EntryView:
 
     @property
     def num_atoms(self) -> int:
-        """Atoms, seen or not (A)."""
+        """Atoms, resolved or not (A)."""
         return len(self.atom_name)
 
     @property
@@ -152,7 +152,7 @@ class EntryView:
         return chain
 
     def atoms_of(self, tokens: Integer[np.ndarray, " n"]) -> Int[np.ndarray, " A"]:
-        """Atoms of these tokens, one token after the other."""
+        """Atoms of these tokens, token by token."""
         return joined_runs(self.token_atom[tokens], self.token_atoms[tokens])
 
     def component_atom(self) -> Integer[np.ndarray, " G1"]:
@@ -163,14 +163,14 @@ class EntryView:
     def orders_of(
         self, molecule: int, reference: Integer[np.ndarray, " a"]
     ) -> Integer[np.ndarray, "P a"]:
-        """Orders of these atoms of a molecule that ask for no others, as places among them."""
-        own = reference - self.molecule_atom[molecule]
+        """Atom orders of a molecule that permute only these atoms, as indices into `reference`."""
+        rows = reference - self.molecule_atom[molecule]
         orders = self.molecule_orders[molecule]
-        place = np.full(orders.shape[1], -1, np.int64)
-        place[own] = np.arange(len(own))
-        moved = place[orders[:, own]]
-        kept: np.ndarray = moved[(moved >= 0).all(1)]
-        return kept
+        index = np.full(orders.shape[1], -1, np.int64)
+        index[rows] = np.arange(len(rows))
+        permuted = index[orders[:, rows]]
+        closed: np.ndarray = permuted[(permuted >= 0).all(1)]
+        return closed
 
     def token_position(self) -> Float[np.ndarray, "N 3"]:
         """Centre atoms, ångström."""
@@ -184,23 +184,23 @@ OTHER_POLYMER: Final = len(ChainType)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtenixView(EntryView):
-    """A whole entry in Protenix's eyes.
+    """A whole entry as Protenix reads it.
 
     `residue_type` and `token_type` are those of the canonical sequence, unknown for ligands; every
-    polymer has an alignment, of its sequence alone where there is no other.
+    polymer has an alignment, if only of its own sequence.
     """
 
     chain_asym: Integer[np.ndarray, " C"]
-    """Number of the chain, ascending; chains left out leave holes."""
+    """Number of the chain, ascending, with gaps for removed chains."""
     chain_polymer: Integer[np.ndarray, " C"]
-    """`ChainType` that the entity's polymer type names, LIGAND for no polymer, else
-    `OTHER_POLYMER`."""
+    """`ChainType` of the entity's polymer type, LIGAND if it is not a polymer, `OTHER_POLYMER`
+    for types without a `ChainType`."""
     residue_kind: Integer[np.ndarray, " R"]
-    """`ChainType` of the residue's own component, LIGAND for all of what is no polymer."""
+    """`ChainType` of the residue's component; LIGAND in chains that are not polymers."""
 
 
 def joined_runs(starts: Integer[np.ndarray, " n"], counts: Integer[np.ndarray, " n"]) -> np.ndarray:
-    """`i64`: `start, start + 1, ...` of every run in turn."""
+    """`i64`: the ranges `start, start + 1, ...` of `counts` elements, concatenated."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     numbers: np.ndarray = np.arange(total) + np.repeat(starts - ends + counts, counts)
@@ -208,40 +208,40 @@ def joined_runs(starts: Integer[np.ndarray, " n"], counts: Integer[np.ndarray, "
 
 
 def numbers_within(counts: Integer[np.ndarray, " n"]) -> np.ndarray:
-    """`i64`: 0, 1, ... up to each count in turn."""
+    """`i64`: the ranges `0, 1, ...` of `counts` elements, concatenated."""
     return joined_runs(np.zeros_like(counts), counts)
 
 
 def counts_before(
     keys: Integer[np.ndarray, " n"], counts: Integer[np.ndarray, " n"] | None = None
 ) -> Integer[np.ndarray, " n"]:
-    """Sum of the counts, 1 each if none are given, that stand before each one of equal key."""
+    """Sum of the counts (1 each by default) of the earlier elements with the same key."""
     counts = np.ones(len(keys), np.int64) if counts is None else counts
     order = np.argsort(keys, kind="stable")
     sums = np.cumsum(counts[order]) - counts[order]
     starts = run_starts(keys[order])
-    out = np.empty_like(counts)
-    out[order] = sums - np.repeat(sums[starts], np.diff(np.append(starts, len(keys))))
-    return out
+    before = np.empty_like(counts)
+    before[order] = sums - np.repeat(sums[starts], np.diff(np.append(starts, len(keys))))
+    return before
 
 
-def only_whole(
+def complete_groups(
     group: Integer[np.ndarray, " n"], chosen: Integer[np.ndarray, " c"]
 ) -> Integer[np.ndarray, " k"]:
-    """Those chosen of n whose group is chosen as a whole."""
-    total = np.bincount(group)
-    whole = total == np.bincount(group[chosen], minlength=len(total))
-    kept: np.ndarray = chosen[whole[group[chosen]]]
-    return kept
+    """The chosen elements whose group, of those of n elements, is chosen completely."""
+    sizes = np.bincount(group)
+    complete = sizes == np.bincount(group[chosen], minlength=len(sizes))
+    members: np.ndarray = chosen[complete[group[chosen]]]
+    return members
 
 
-def first_of_joined(
+def connected_roots(
     rows: Integer[np.ndarray, " n"], pairs: Integer[np.ndarray, "b 2"], size: int
 ) -> Integer[np.ndarray, " n"]:
-    """Of each of these rows, all below `size`, the first one that pairs join it with."""
+    """The smallest row of each row's connected component; `pairs` are edges, rows below `size`."""
     root = np.arange(size)
-    for one, two in pairs.tolist():
-        low, high = sorted((root[one], root[two]))
+    for a, b in pairs.tolist():
+        low, high = sorted((root[a], root[b]))
         root[root == high] = low
-    found: np.ndarray = root[rows]
-    return found
+    roots: np.ndarray = root[rows]
+    return roots

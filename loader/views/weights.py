@@ -1,7 +1,7 @@
 """Sampling weights of chains and interfaces in the three projects, and the draw.
 
-A datapoint is a chain of an entry or two chains in contact. Drawing is with replacement, each
-position of an epoch from its own number, so that any position can be drawn alone.
+A datapoint is a chain of an entry or two chains in contact. Drawing is with replacement. Each
+position of an epoch has its own random number, so that it can be drawn without the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WeightConfig:
 
 
 def cluster_sizes(cluster: Integer[np.ndarray, " D"]) -> Integer[np.ndarray, " D"]:
-    """How many datapoints have each one's cluster; chains and interfaces are counted apart,
+    """Number of datapoints in the cluster of each; chains and interfaces are counted separately,
     so their cluster numbers must differ."""
     _, inverse, counts = np.unique(cluster, return_inverse=True, return_counts=True)
     sizes: np.ndarray = counts[inverse]
@@ -42,17 +42,17 @@ def cluster_weights(
     sizes: Shaped[np.ndarray, " D"],
     config: WeightConfig | None = None,
 ) -> Float[np.ndarray, " D"]:
-    """Weights as Boltz and OpenFold3 have them, not normalised.
+    """Weights of Boltz and OpenFold3, not normalised.
 
-    Of the `ChainType` of both chains (-1 in the second column for a single chain) and how many
-    datapoints have the same cluster, as the project counts.
+    `kinds` are the `ChainType` of both chains (-1 in the second column for a single chain),
+    `sizes` the number of datapoints in the same cluster, as the project counts them.
     """
     config = config or WeightConfig()
-    of_kind = {
+    factors = {
         ChainType.PROTEIN: config.protein, ChainType.DNA: config.nucleic,
         ChainType.RNA: config.nucleic, ChainType.LIGAND: config.ligand,
     }  # fmt: skip
-    alpha = np.array([*(of_kind[kind] for kind in ChainType), 0.0])  # the last is for no chain
+    alpha = np.array([*(factors[kind] for kind in ChainType), 0.0])  # the last: no second chain
     beta = np.where(kinds[:, 1] >= 0, config.interface, config.chain)
     weights: np.ndarray = beta / sizes * alpha[kinds].sum(1)
     return weights
@@ -67,11 +67,11 @@ def pair_weights(
     pair: Integer[np.ndarray, " D"],
     config: WeightConfig | None = None,
 ) -> Float[np.ndarray, " D"]:
-    """Weights as Protenix has them, not normalised.
+    """Weights of Protenix, not normalised.
 
-    Clusters, those of chains and interfaces apart, are counted over distinct pairs of entities, and
-    copies of a pair share its weight; `pair` numbers (entry, assembly, entities), those in either
-    order. For `kinds` see `cluster_weights`.
+    Clusters, separate for chains and interfaces, are counted over distinct pairs of entities, and
+    copies of a pair share its weight. `pair` numbers the distinct (entry, assembly, entities), with
+    entities in either order. For `kinds` see `cluster_weights`.
     """
     _, first = np.unique(np.stack([cluster, pair]), axis=1, return_index=True)
     _, inverse = np.unique(cluster, return_inverse=True)
@@ -86,7 +86,7 @@ class DatapointDraw:
 
     def __init__(self, weights: Float[np.ndarray, " D"]) -> None:
         if not len(weights) or not np.isfinite(weights).all() or weights.min() < 0:
-            raise ValueError("weights must be finite, none negative, and at least one there")
+            raise ValueError("weights must be finite, none negative, and at least one")
         self._sum = np.cumsum(weights, dtype=np.float64)
         if not self._sum[-1] > 0:
             raise ValueError("all weights are 0")

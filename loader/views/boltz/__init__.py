@@ -1,1 +1,1 @@
-"""Boltz 1: its crop, rows and features, as its own training code makes them."""
+"""Crop, rows and features of Boltz 1, as in its training code."""

@@ -1,6 +1,6 @@
-"""Which tokens a Boltz sample has, and which of them are given as binder and pocket.
+"""Tokens of a Boltz sample, and its binder and pocket.
 
-A crop is neighbourhoods around the tokens nearest to a drawn one.
+A crop consists of neighbourhoods around the tokens nearest to a drawn one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _BINDER: Final = 3
 def crop_tokens(
     view: EntryView, datapoint: Sequence[int], draws: SampleDraws, config: BoltzConfig
 ) -> Int[np.ndarray, " C"]:
-    """Tokens to keep, ascending; the first is of the datapoint's chain, or faces its other chain.
+    """Tokens of the crop, ascending.
+
+    It grows from a token of the datapoint's chain; for an interface from one near the other chain.
 
     Raises:
         ValueError: no token is resolved, or no pair of an interface is within 20 Å.
@@ -58,11 +60,11 @@ def _candidates(
     resolved: Int[np.ndarray, " R"],
     datapoint: Sequence[int],
 ) -> Int[np.ndarray, " Q"]:
-    of = chains[resolved]
-    sides = [resolved[of == chain] for chain in datapoint]
+    token_chain = chains[resolved]
+    sides = [resolved[token_chain == chain] for chain in datapoint]
     if len(sides) == 1 or not all(len(side) for side in sides):
-        both = np.concatenate(sides)
-        return both if len(both) else resolved
+        tokens = np.concatenate(sides)
+        return tokens if len(tokens) else resolved
     first, second = (center[side].astype(np.float64) for side in sides)
     square = ((first[:, None] - second[None]) ** 2).sum(-1)
     for limit in _INTERFACE:
@@ -80,59 +82,59 @@ def grow(
     order: Any, chain: Any, residue: Any, atoms: Any, chain_start: Any, chain_stop: Any,
     neighborhood: Any, max_tokens: Any, max_atoms: Any, stop: Any,
 ) -> Any:  # fmt: skip
-    """Which tokens are taken, `bool[n]`. `no_type_check` keeps shape checks from wrapping it.
+    """Mask of the crop's tokens, `bool[n]`. `no_type_check` keeps shape checks from wrapping it.
 
-    Neighbourhoods of `order`'s tokens are added while they fit: the whole chain if it has no more
-    tokens than `neighborhood`, else residues to both sides until there are so many. A chain's
-    tokens are `chain_start` to `chain_stop`, its residues ascend.
+    Neighbourhoods of `order`'s tokens are added while they fit: the whole chain if it has at most
+    `neighborhood` tokens, else residues on both sides up to that number. A chain's tokens are
+    `chain_start` to `chain_stop`, its residues ascend.
     """
     taken = np.zeros(len(chain), np.bool_)
-    tokens = 0
-    total = 0
+    num_tokens = 0
+    num_atoms = 0
     for token in order:
         first = chain_start[token]
         last = chain_stop[token]
-        lo = first
-        hi = last
+        low = first
+        high = last
         if last - first > neighborhood:
-            lo = token
-            while lo > first and residue[lo - 1] == residue[token]:
-                lo -= 1
-            hi = token + 1
-            while hi < last and residue[hi] == residue[token]:
-                hi += 1
+            low = token
+            while low > first and residue[low - 1] == residue[token]:
+                low -= 1
+            high = token + 1
+            while high < last and residue[high] == residue[token]:
+                high += 1
             step = 0
-            while hi - lo < neighborhood:
+            while high - low < neighborhood:
                 step += 1
-                while lo > first and residue[lo - 1] >= residue[token] - step:
-                    lo -= 1
-                while hi < last and residue[hi] <= residue[token] + step:
-                    hi += 1
-        new = 0
-        new_atoms = 0
-        for row in range(lo, hi):
+                while low > first and residue[low - 1] >= residue[token] - step:
+                    low -= 1
+                while high < last and residue[high] <= residue[token] + step:
+                    high += 1
+        added = 0
+        added_atoms = 0
+        for row in range(low, high):
             if not taken[row]:
-                new += 1
-                new_atoms += atoms[row]
-        if new > max_tokens - tokens or total + new_atoms > max_atoms:
+                added += 1
+                added_atoms += atoms[row]
+        if added > max_tokens - num_tokens or num_atoms + added_atoms > max_atoms:
             if stop:
                 break
             continue
-        for row in range(lo, hi):
+        for row in range(low, high):
             taken[row] = True
-        tokens += new
-        total += new_atoms
+        num_tokens += added
+        num_atoms += added_atoms
     return taken
 
 
 def pocket(
     view: EntryView, crop: Crop, draws: SampleDraws, config: BoltzConfig
 ) -> UInt8[np.ndarray, " N"]:
-    """0 unspecified, 1 unselected, 2 pocket, 3 binder.
+    """Codes: 0 unspecified, 1 unselected, 2 pocket, 3 binder.
 
-    The binder is a ligand of the crop, a chain if there is none; a pocket's tokens are resolved
-    polymer tokens with an atom nearer to it than `config.pocket_cutoff`. Absent atoms count, at
-    the origin, as they do upstream.
+    The binder is a ligand of the crop, or any chain if the crop has no ligand. The pocket's tokens
+    are resolved polymer tokens with an atom nearer to it than `config.pocket_cutoff`. Absent atoms
+    count, at the origin, as in Boltz.
     """
     codes = np.zeros(len(crop), np.uint8)
     if not config.pocket_prob or not draws.happens(Purpose.POCKET, config.pocket_prob):
@@ -157,7 +159,7 @@ def pocket(
 def _atoms_near(
     view: EntryView, tokens: Int[np.ndarray, " n"], binder: Int[np.ndarray, " b"], cutoff: float
 ) -> np.ndarray:
-    """Whether a token has an atom nearer than `cutoff` to one of the binder's."""
+    """True for tokens with an atom nearer than `cutoff` to an atom of the binder."""
     target = view.atom_position[view.atoms_of(binder)]
     target = target.astype(np.float32)
     counts = view.token_atoms[tokens]
@@ -166,10 +168,10 @@ def _atoms_near(
     low, high = target.min(0) - cutoff - 1, target.max(0) + cutoff + 1
     inside = np.flatnonzero(((atoms > low) & (atoms < high)).all(1))
     near = np.zeros(len(tokens), np.bool_)
-    for rows in np.array_split(inside, max(1, len(inside) * len(target) // 200_000)):
-        step = atoms[rows, None] - target[None]
+    for chunk in np.array_split(inside, max(1, len(inside) * len(target) // 200_000)):
+        step = atoms[chunk, None] - target[None]
         step *= step
         square = step[..., 0] + step[..., 1]
         square += step[..., 2]
-        near[owner[rows[(np.sqrt(square) < cutoff).any(1)]]] = True
+        near[owner[chunk[(np.sqrt(square) < cutoff).any(1)]]] = True
     return near

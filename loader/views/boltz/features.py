@@ -1,4 +1,4 @@
-"""The last of a Boltz sample's features, made on the device: plain torch."""
+"""Features of a Boltz sample that are computed on the device: plain torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evofeed.loader.views.laid import nested
 
 
 def boltz_features(laid: dict[str, Tensor], config: BoltzConfig) -> dict[str, Any]:
-    """The features of one sample, as `plan.plan_sample` laid them out, written where zeros are."""
+    """The features of one sample, completed in place in the arrays of `plan.plan_sample`."""
     centers = laid["disto_center"][: len(laid["_token_chain"])]
     bins = distogram(centers, config)
     laid["disto_target"][tuple(map(slice, bins.shape))].scatter_(-1, bins[..., None], 1)
@@ -35,22 +35,22 @@ def distogram(coords: Tensor, config: BoltzConfig) -> Tensor:
 
 
 def _fill_rows(laid: Mapping[str, Tensor], config: BoltzConfig) -> None:
-    """The MSA's codes, masks and profile."""
-    drawn, codes = int(laid["_num_rows"]), laid["_codes"]
-    count = codes.shape[1]
-    here = slice(drawn), slice(count)
-    msa, profile = laid["msa"], laid["profile"][:count]
-    shown = msa[here].scatter_(-1, codes[:drawn].long()[..., None], 1)
+    """Fills in the MSA, its masks and its profile."""
+    num_rows, codes = int(laid["_num_rows"]), laid["_codes"]
+    num_tokens = codes.shape[1]
+    window = slice(num_rows), slice(num_tokens)
+    msa, profile = laid["msa"], laid["profile"][:num_tokens]
+    rows = msa[window].scatter_(-1, codes[:num_rows].long()[..., None], 1)
     if config.profile_of_kept:
-        torch.sum(shown, 0, dtype=torch.float32, out=profile).div_(drawn)
+        torch.sum(rows, 0, dtype=torch.float32, out=profile).div_(num_rows)
     else:
-        every = codes.long().T
-        profile.scatter_add_(1, every, torch.ones_like(every, dtype=torch.float32))
+        all_codes = codes.long().T
+        profile.scatter_add_(1, all_codes, torch.ones_like(all_codes, dtype=torch.float32))
         profile.div_(len(codes))
     if config.padding_of_ones:
-        msa[drawn:].fill_(GAP_CODE)
-        msa[:drawn, count:].fill_(GAP_CODE)
-    paired = laid["_is_paired"][:drawn].index_select(1, laid["_token_chain"])
-    laid["msa_paired"][here].copy_(paired)
+        msa[num_rows:].fill_(GAP_CODE)
+        msa[:num_rows, num_tokens:].fill_(GAP_CODE)
+    paired = laid["_is_paired"][:num_rows].index_select(1, laid["_token_chain"])
+    laid["msa_paired"][window].copy_(paired)
     torch.gt(laid["deletion_value"], 0, out=laid["has_deletion"])
-    laid["msa_mask"][here].fill_(1)
+    laid["msa_mask"][window].fill_(1)

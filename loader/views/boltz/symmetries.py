@@ -1,4 +1,4 @@
-"""Which atoms of a Boltz entry may change places: the inputs of its label permutation."""
+"""Interchangeable atoms of a Boltz entry: the inputs of its label permutation."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from evofeed.loader.views.crop import Crop
 from evofeed.loader.views.entry_view import EntryView
 from evofeed.loader.views.laid import Laid, OnHost
 
-_MOST: Final = 100
-"""Assignments of chains that a sample lists."""
-_LOOKED_AT: Final = 1000
+_MAX_LISTED: Final = 100
+"""Assignments of chains in a sample, at most."""
+_MAX_SEARCHED: Final = 1000
+"""Combinations of chains that are tried for them."""
 _SWAPS: Final = {
     **{code: [(6, 7), (7, 6), (8, 9), (9, 8)] for code in (15, 20)},  # PHE, TYR
     5: [(6, 7), (7, 6)],  # ASP
     8: [(7, 8), (8, 7)],  # GLU
     **{code: [(1, 2), (2, 1)] for code in (23, 24, 25, 26, 28, 29, 30, 31)},  # OP1, OP2
 }
-_LISTED: Final = frozenset(RESTYPES) - {"UNK", "N", "DN"}
-"""Residues whose swaps are those above; all others are looked up by their component."""
+_STANDARD: Final = frozenset(RESTYPES) - {"UNK", "N", "DN"}
+"""Residues whose swaps are those of `_SWAPS`; the others have those of their component."""
 
 
 def symmetry_features(view: EntryView, crop: Crop, draws: SampleDraws, config: BoltzConfig) -> Laid:
-    """The whole entry's atoms, the crop's among them, and `_symmetries`: three lists, as JSON."""
-    start = crop.start[:-1]
-    lists = {
+    """All atoms of the entry, the crop's indices among them, and three lists as JSON."""
+    tokens = zip(crop.start[:-1].tolist(), view.token_type[crop.token].tolist(), strict=True)
+    symmetries = {
         "chain_symmetries": _chains(view, crop, draws, config),
         "amino_acids_symmetries": [
-            [[(i + at, j + at) for i, j in _SWAPS[code]]]
-            for at, code in zip(start.tolist(), view.token_type[crop.token].tolist(), strict=True)
+            [[(i + start, j + start) for i, j in _SWAPS[code]]]
+            for start, code in tokens
             if code in _SWAPS
         ],
         "ligand_symmetries": _components(view, crop),
@@ -45,28 +46,28 @@ def symmetry_features(view: EntryView, crop: Crop, draws: SampleDraws, config: B
         "all_coords": view.atom_position.astype(np.float32),
         "all_resolved_mask": view.atom_present.astype(np.float32),
         "crop_to_all_atom_map": crop.atom.astype(np.float32),
-        "_symmetries": OnHost(np.frombuffer(bytearray(json.dumps(lists).encode()), np.uint8)),
+        "_symmetries": OnHost(np.frombuffer(bytearray(json.dumps(symmetries).encode()), np.uint8)),
     }
 
 
 def _chains(view: EntryView, crop: Crop, draws: SampleDraws, config: BoltzConfig) -> list[Any]:
-    """Assignments of the crop's chains to chains of their entity with as many atoms."""
+    """Assignments of the crop's chains to chains of the same entity and number of atoms."""
     bounds = view.residue_atom[view.chain_residue]
     spans, sizes = list(itertools.pairwise(bounds.tolist())), np.diff(bounds)
     swaps = []
     for chain in np.unique(crop.chain).tolist():
-        alike = (view.chain_entity == view.chain_entity[chain]) & (sizes == sizes[chain])
-        others = np.flatnonzero(alike).tolist()
-        swaps.append([(*spans[chain], *spans[other], chain, other) for other in others])
+        copies = (view.chain_entity == view.chain_entity[chain]) & (sizes == sizes[chain])
+        chains = np.flatnonzero(copies).tolist()
+        swaps.append([(*spans[chain], *spans[other], chain, other) for other in chains])
     if config.first_combinations:
-        looked_at = itertools.islice(itertools.product(*swaps), _LOOKED_AT)
-        found = [c for c in looked_at if len({swap[-1] for swap in c}) == len(c)]
+        combinations = itertools.islice(itertools.product(*swaps), _MAX_SEARCHED)
+        assignments = [c for c in combinations if len({swap[-1] for swap in c}) == len(c)]
     else:
-        found = list(itertools.islice(_assignments(swaps, (), frozenset()), _LOOKED_AT))
-    if len(found) > _MOST:
-        chosen = draws.some(Purpose.COMBINATIONS, np.arange(len(found)), _MOST)
-        found = [found[number] for number in chosen.tolist()]
-    return found or [()]
+        assignments = list(itertools.islice(_assignments(swaps, (), frozenset()), _MAX_SEARCHED))
+    if len(assignments) > _MAX_LISTED:
+        chosen = draws.some(Purpose.COMBINATIONS, np.arange(len(assignments)), _MAX_LISTED)
+        assignments = [assignments[number] for number in chosen.tolist()]
+    return assignments or [()]
 
 
 def _assignments(swaps: list[Any], chosen: tuple[Any, ...], taken: frozenset[int]) -> Any:
@@ -79,22 +80,22 @@ def _assignments(swaps: list[Any], chosen: tuple[Any, ...], taken: frozenset[int
 
 
 def _components(view: EntryView, crop: Crop) -> list[list[list[tuple[int, int]]]]:
-    """Atom orders of ligands and modified residues, as swaps of the crop's atoms."""
+    """Symmetries of ligands and modified residues, as swaps of the crop's atoms."""
     _, first = np.unique(crop.residue, return_index=True)
-    found = []
+    components = []
     for token in np.sort(first):
         number = crop.residue[token]
-        if str(view.residue_name[number]) in _LISTED:
+        if str(view.residue_name[number]) in _STANDARD:
             continue
         rows = view.atom_reference[view.residue_atom[number] : view.residue_atom[number + 1]]
         molecule = int(view.component_molecule[view.residue_component[number]])
         if molecule < 0 or (rows < 0).any():
             continue
-        at = int(crop.start[token])
+        start = int(crop.start[token])
         swaps = [
-            [(i + at, j + at) for i, j in enumerate(order) if i != j]
+            [(i + start, j + start) for i, j in enumerate(order) if i != j]
             for order in view.orders_of(molecule, rows).tolist()
         ]
         if swaps := [swap for swap in swaps if swap]:
-            found.append(swaps)
-    return found
+            components.append(swaps)
+    return components

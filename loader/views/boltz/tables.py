@@ -12,10 +12,10 @@ from evofeed.loader.views.columns import (
     UNKNOWN,
     Tokens,
     present_residues,
-    references,
+    reference_columns,
+    representative_atoms,
     residue_codes,
     split_tokens,
-    standing_atoms,
     structure_columns,
     token_columns,
 )
@@ -25,7 +25,7 @@ from evofeed.protein.molecules import Molecule
 from evofeed.protein.ruleset_section import RulesetSection, copies_of
 
 FIRST_CODE: Final = 2
-"""Boltz's code of the first residue of `RESTYPES`; padding and the gap stand before."""
+"""Boltz's code of the first residue of `RESTYPES`; padding and the gap come before it."""
 
 
 def boltz_view(
@@ -34,7 +34,7 @@ def boltz_view(
     molecules: Mapping[str, Molecule],
     alignments: Mapping[int, str],
 ) -> EntryView:
-    """The whole entry as Boltz sees it.
+    """The whole entry as Boltz reads it.
 
     Raises:
         MoleculeMissing: a reference molecule is absent, or an atom of it.
@@ -42,7 +42,7 @@ def boltz_view(
     present = section.atom_row >= 0
     rows = np.arange(len(section.residue_name))
     titles = section.residue_name.tolist()
-    columns = references(section, rows, titles, molecules)
+    columns = reference_columns(section, rows, titles, molecules)
     types = FIRST_CODE + residue_codes(section.residue_name, UNKNOWN)
     chain = np.repeat(np.arange(len(section.chain_name)), np.diff(section.chain_residue))
     ligand = section.chain_type[chain] == ChainType.LIGAND
@@ -53,13 +53,14 @@ def boltz_view(
     tokens = split_tokens(section, standard)
     valid = section.chain_valid[chain][tokens.residue]
     tokens = Tokens(*(column[valid] for column in tokens))
-    centre, apart = standing_atoms(section, standard, tokens)
-    seen = present_residues(present, section.residue_atom)
-    resolved, split = seen[tokens.residue] & present[centre], ~standard[tokens.residue]
+    centre, distogram = representative_atoms(section, standard, tokens)
+    residue_present = present_residues(present, section.residue_atom)
+    resolved = residue_present[tokens.residue] & present[centre]
+    atomized = ~standard[tokens.residue]
     return EntryView(
         **structure_columns(record, section, present, alignments, single=False),
         **columns,
-        **token_columns(tokens, types, centre, apart, split, resolved),
+        **token_columns(tokens, types, centre, distogram, atomized, resolved),
         chain_sym=copies_of(section.chain_entity),
         residue_type=types.astype(np.uint8),
     )

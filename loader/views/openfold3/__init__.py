@@ -1,1 +1,1 @@
-"""Entries as OpenFold3 sees them."""
+"""Crop, rows and features of OpenFold3."""

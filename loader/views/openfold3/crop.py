@@ -1,7 +1,7 @@
-"""Which tokens of an entry a sample of OpenFold3 keeps.
+"""Chain crop and token crop of an OpenFold3 sample.
 
-First chains, where there are too many, then tokens. Distances are between token centres, double
-precision; equal ones stand in the order of their tokens. Source: AF3 SI 2.5.4 and 2.7.
+Distances are between token centres, in double precision; ties are in token order.
+Source: AF3 SI 2.5.4 and 2.7.
 """
 
 from __future__ import annotations
@@ -15,38 +15,39 @@ from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws, Strategy, contiguous_runs
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.crop import Tokens
-from evofeed.loader.views.entry_view import ChainType, EntryView, only_whole
+from evofeed.loader.views.entry_view import ChainType, EntryView, complete_groups
 from evofeed.protein.interfaces import near_other_chains
 
 
-class Kept(NamedTuple):
+class EntryCrop(NamedTuple):
     """Tokens of a sample, and the chains of the entry that its labels may come from."""
 
     tokens: Integer[np.ndarray, " T"]
     """Rows of `EntryView`'s tokens, ascending."""
     chains: Bool[np.ndarray, " C"]
-    """Chains that the chain crop left."""
+    """Chains retained by the chain crop."""
     strategy: Strategy
 
 
 def crop_entry(
     view: EntryView, datapoint: tuple[int, ...], draws: SampleDraws, config: OpenFold3Config
-) -> Kept:
+) -> EntryCrop:
     """The tokens of a sample.
 
     Raises:
-        ValueError: no token of the entry is resolved, and a centre is asked for.
+        ValueError: no token of the entry is resolved, and the crop needs a centre.
     """
     tokens = Tokens.of(view)
     chains = _crop_chains(view, tokens, datapoint, draws, config)
-    there = chains[tokens.chain]
-    left = np.flatnonzero(there)
-    if len(left) <= config.token_budget:
-        return Kept(left, chains, Strategy.WHOLE)
+    in_chains = chains[tokens.chain]
+    available = np.flatnonzero(in_chains)
+    if len(available) <= config.token_budget:
+        return EntryCrop(available, chains, Strategy.WHOLE)
     strategy = Strategy(draws.strategy(config.crop_weights))
     if strategy is Strategy.CONTIGUOUS:
-        return Kept(_contiguous(view, tokens.chain, left, draws, config), chains, strategy)
-    resolved = np.flatnonzero(there & tokens.resolved)
+        runs = _contiguous(view, tokens.chain, available, draws, config)
+        return EntryCrop(runs, chains, strategy)
+    resolved = np.flatnonzero(in_chains & tokens.resolved)
     if not len(resolved):
         raise ValueError(f"{view.entry}: no token is resolved, so no crop has a centre")
     preferred = _preferred(tokens, resolved, datapoint, config)
@@ -55,18 +56,22 @@ def crop_entry(
         preferred = near if len(near) else preferred
     centre = draws.choice(Purpose.CROP_CENTRE, preferred, again=True)
     order = np.argsort(tokens.distances(centre, resolved), kind="stable")
-    return Kept(np.sort(resolved[order[: config.token_budget]]), chains, strategy)
+    return EntryCrop(np.sort(resolved[order[: config.token_budget]]), chains, strategy)
 
 
 def _preferred(
     tokens: Tokens, resolved: np.ndarray, datapoint: tuple[int, ...], config: OpenFold3Config
 ) -> Integer[np.ndarray, " p"]:
-    """Resolved tokens of a chain, or those of two that are near the other's; all that are resolved
-    if the chains have none."""
-    own = resolved[np.isin(tokens.chain[resolved], datapoint)]
-    own = own if len(own) else resolved
-    near = tokens.near(own, own, config.interface_distance) if len(datapoint) == 2 else own
-    return near if len(near) else own
+    """Resolved tokens of the datapoint's chain, or those of two chains near the other chain.
+
+    All resolved tokens where the chains have none.
+    """
+    candidates = resolved[np.isin(tokens.chain[resolved], datapoint)]
+    candidates = candidates if len(candidates) else resolved
+    if len(datapoint) != 2:
+        return candidates
+    near = tokens.near(candidates, candidates, config.interface_distance)
+    return near if len(near) else candidates
 
 
 def _crop_chains(
@@ -76,7 +81,7 @@ def _crop_chains(
     draws: SampleDraws,
     config: OpenFold3Config,
 ) -> Bool[np.ndarray, " C"]:
-    """The polymers nearest to a token of the datapoint, ligands beside them, the datapoint."""
+    """The polymers nearest to a token of the datapoint, ligands near them, and the datapoint."""
     ligand = view.chain_type == ChainType.LIGAND
     if config.max_chains is None or np.sum(~ligand) <= config.max_chains:
         return np.ones(view.num_chains, bool)
@@ -87,48 +92,48 @@ def _crop_chains(
     order = np.argsort(tokens.distances(centre, polymers), kind="stable")
     sorted_chains = tokens.chain[polymers][order]
     _, first = np.unique(sorted_chains, return_index=True)
-    kept = np.zeros(view.num_chains, bool)
-    kept[sorted_chains[np.sort(first)[: config.max_chains]]] = True
-    kept |= _ligands_near(view, ligand, kept, config.ligand_distance)
-    kept[list(datapoint)] = True
-    return kept
+    retained = np.zeros(view.num_chains, bool)
+    retained[sorted_chains[np.sort(first)[: config.max_chains]]] = True
+    retained |= _ligands_near(view, ligand, retained, config.ligand_distance)
+    retained[list(datapoint)] = True
+    return retained
 
 
 def _ligands_near(
-    view: EntryView, ligand: np.ndarray, kept: np.ndarray, distance: float
+    view: EntryView, ligand: np.ndarray, chains: np.ndarray, distance: float
 ) -> Bool[np.ndarray, " C"]:
-    """Ligand chains with an atom near one of the chains kept."""
+    """Ligand chains with an atom near a retained chain."""
     chain = np.repeat(np.arange(view.num_chains), np.diff(view.residue_atom[view.chain_residue]))
-    seen = view.atom_present
-    targets = np.flatnonzero(seen & kept[chain])
-    corner = view.atom_position[targets]
-    points = np.flatnonzero(seen & ligand[chain])
-    # Most of a large assembly is far from its chains kept: a box spares the distances.
-    low, high = corner.min(0) - distance - 1, corner.max(0) + distance + 1
-    where = view.atom_position[points]
-    points = points[((where >= low) & (where <= high)).all(1)]
+    present = view.atom_present
+    targets = np.flatnonzero(present & chains[chain])
+    target_xyz = view.atom_position[targets]
+    points = np.flatnonzero(present & ligand[chain])
+    # Most of a large assembly is far from the retained chains: a bounding box spares distances.
+    low, high = target_xyz.min(0) - distance - 1, target_xyz.max(0) + distance + 1
+    xyz = view.atom_position[points]
+    points = points[((xyz >= low) & (xyz <= high)).all(1)]
     near = near_other_chains(
-        view.atom_position[points], chain[points], corner, chain[targets], distance
+        view.atom_position[points], chain[points], target_xyz, chain[targets], distance
     )
-    found = np.zeros(view.num_chains, bool)
-    found[chain[points[near]]] = True
-    return found
+    near_chains = np.zeros(view.num_chains, bool)
+    near_chains[chain[points[near]]] = True
+    return near_chains
 
 
 def _contiguous(
     view: EntryView,
     chain: np.ndarray,
-    left: np.ndarray,
+    available: np.ndarray,
     draws: SampleDraws,
     config: OpenFold3Config,
 ) -> Integer[np.ndarray, " T"]:
-    """A run of tokens of each chain, chains in random order; some get none."""
-    chains, start, length = np.unique(chain[left], return_index=True, return_counts=True)
+    """A contiguous run of tokens of each chain, chains in random order; some have none."""
+    chains, start, length = np.unique(chain[available], return_index=True, return_counts=True)
     by_name = np.argsort(view.chain_name[chains], kind="stable")
     runs = contiguous_runs(length[by_name].tolist(), config.token_budget, draws)
-    places = [start[by_name[number]] + first + np.arange(size) for number, first, size in runs]
-    tokens: np.ndarray = left[np.sort(np.concatenate(places))]
+    indices = [start[by_name[number]] + first + np.arange(size) for number, first, size in runs]
+    tokens: np.ndarray = available[np.sort(np.concatenate(indices))]
     if config.ligands_cut_anywhere:
         return tokens
-    kept = only_whole(view.residue_component[view.token_residue], tokens)
-    return kept if len(kept) else tokens
+    complete = complete_groups(view.residue_component[view.token_residue], tokens)
+    return complete if len(complete) else tokens

@@ -1,4 +1,4 @@
-"""The last of an OpenFold3 sample's features, made on the device: plain torch."""
+"""Features of an OpenFold3 sample that are computed on the device: plain torch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from evofeed.loader.views.openfold3.templates import BINS
 from evofeed.protein.residues import GAP
 
 _NEAREST, _FARTHEST, _BEYOND = 3.25, 50.75, 1e8
-"""Edges of the template distogram, ångström, and the end of its last bin, squared."""
+"""Edges of the template distogram, ångström, and the square of its last bin's upper edge."""
 
 
 def openfold3_features(laid: dict[str, Tensor], config: OpenFold3Config) -> dict[str, Any]:
-    """The features of one sample, as `plan.plan_sample` laid them out, written where zeros are."""
+    """The features of one sample, completed in place in the arrays of `plan.plan_sample`."""
     laid["msa"].scatter_(-1, laid["_msa"].long()[..., None], 1)
     depth = laid["_depth"]
-    shown = laid["msa_mask"][:, : len(depth)]
+    mask = laid["msa_mask"][:, : len(depth)]
     if config.unmasked_padding:
-        shown.fill_(1)
+        mask.fill_(1)
     else:
-        shown.copy_(torch.arange(len(shown), device=depth.device)[:, None] < depth)
+        mask.copy_(torch.arange(len(mask), device=depth.device)[:, None] < depth)
     if "_template_restype" in laid:
         fill_templates(laid)
     return nested(laid) | {"ref_space_uid_to_perm": _orders(laid)}
@@ -38,7 +38,7 @@ def _orders(laid: Mapping[str, Tensor]) -> dict[int, Tensor]:
     """Atom orders of every component, `i32[P, a]`."""
     counts, sizes = laid["_order_counts"].tolist(), laid["_order_sizes"].tolist()
     lengths = [count * size for count, size in zip(counts, sizes, strict=True)]
-    parts = torch.split(laid["_orders"][None], lengths, dim=1)  # most have one order
+    parts = torch.split(laid["_orders"][None], lengths, dim=1)  # most components have one order
     return {
         number: part if count == 1 else part.view(count, size)
         for number, (part, count, size) in enumerate(zip(parts, counts, sizes, strict=True))
@@ -46,41 +46,41 @@ def _orders(laid: Mapping[str, Tensor]) -> dict[int, Tensor]:
 
 
 def fill_templates(laid: Mapping[str, Tensor]) -> None:
-    """Residues, distances and directions within each chain of each template.
+    """Writes residues, distances and directions within the chains of each template.
 
-    Written into the features of no templates; slots by tokens of the crop.
+    The arrays, of slots by tokens of the crop, hold the features of empty slots before.
     """
     restype, atoms = laid["_template_restype"].long(), laid["_template_position"]
-    count = restype.shape[1]
-    asym = laid["asym_id"][:count]
-    together = (asym[:, None] == asym).float()
-    known = ~atoms.isnan().any(-1)
-    beta, frame = known[..., 3].float(), known[..., :3].all(-1).float()
+    num_tokens = restype.shape[1]
+    asym = laid["asym_id"][:num_tokens]
+    same_chain = (asym[:, None] == asym).float()
+    present = ~atoms.isnan().any(-1)
+    beta, frame = present[..., 3].float(), present[..., :3].all(-1).float()
     restype = torch.where(restype == GAP, GAP_TYPE, restype)
-    laid["template_restype"][:, :count] = one_hot(restype, NUM_RESTYPES, torch.int32)
-    laid["template_pseudo_beta_mask"][:, :count] = beta
-    laid["template_backbone_frame_mask"][:, :count] = frame
-    laid["template_distogram"][:, :count, :count] = (
-        template_distogram(atoms[..., 3, :]) * together[..., None]
+    laid["template_restype"][:, :num_tokens] = one_hot(restype, NUM_RESTYPES, torch.int32)
+    laid["template_pseudo_beta_mask"][:, :num_tokens] = beta
+    laid["template_backbone_frame_mask"][:, :num_tokens] = frame
+    laid["template_distogram"][:, :num_tokens, :num_tokens] = (
+        template_distogram(atoms[..., 3, :]) * same_chain[..., None]
     )
-    both = frame[:, :, None] * frame[:, None] * together
-    directions = template_directions(atoms[..., :3, :].nan_to_num()) * both[..., None]
-    laid["template_unit_vector"][:, :count, :count] = directions
+    pair_mask = frame[:, :, None] * frame[:, None] * same_chain
+    directions = template_directions(atoms[..., :3, :].nan_to_num()) * pair_mask[..., None]
+    laid["template_unit_vector"][:, :num_tokens, :num_tokens] = directions
 
 
-def template_distogram(places: Tensor) -> Tensor:
-    """Which bin the distance of two residues of a template is in: `[T, n, 3]` to `[T, n, n, 39]`,
-    zeros where one is NaN."""
-    places = places.double()
-    square = (places[:, :, None] - places[:, None]).square().sum(-1, keepdim=True)
-    edges = torch.linspace(_NEAREST, _FARTHEST, BINS, dtype=torch.float64, device=places.device)
+def template_distogram(position: Tensor) -> Tensor:
+    """One-hot bins of the distances between a template's residues: `[T, n, 3]` to
+    `[T, n, n, 39]`; zeros where a position is NaN."""
+    position = position.double()
+    square = (position[:, :, None] - position[:, None]).square().sum(-1, keepdim=True)
+    edges = torch.linspace(_NEAREST, _FARTHEST, BINS, dtype=torch.float64, device=position.device)
     edges = edges**2
     return ((square > edges) & (square < pad(edges[1:], (0, 1), value=_BEYOND))).float()
 
 
 def template_directions(backbone: Tensor) -> Tensor:
-    """Unit vectors from each residue's CA to the others', in its frame: `[T, n, 3, 3]` of N, CA
-    and C to `[T, n, n, 3]`."""
+    """Unit vectors from each residue's CA to the others, in its frame: `[T, n, 3, 3]` (N, CA and
+    C) to `[T, n, n, 3]`."""
     n, ca, c = backbone.unbind(-2)
     x = _unit(c - ca)
     y = _unit((n - ca) - ((n - ca) * x).sum(-1, keepdim=True) * x)

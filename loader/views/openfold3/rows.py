@@ -1,6 +1,6 @@
-"""Which rows of which alignments a sample of OpenFold3 has: paired by species, and drawn.
+"""Rows of the alignments in the MSA of an OpenFold3 sample: paired by species, then subsampled.
 
-Rows are numbers in an `Alignment`; letters are looked at only to find rows that are gaps alone.
+Rows are indices in an `Alignment`; letters are read only to find rows of gaps alone.
 Source: AF3 SI 2.2 and 2.3; AlphaFold-Multimer 7.2.
 """
 
@@ -15,12 +15,12 @@ from evofeed.base.shapes import Integer
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.cells import (
+    ChainRows,
     RowPlan,
-    ShownRows,
     SpeciesRows,
     letter_table,
-    rows_not_among,
     species_numbers,
+    unpaired_rows,
 )
 from evofeed.loader.views.columns import GAP_TYPE, RESTYPES, UNKNOWN
 from evofeed.loader.views.config import OpenFold3Config
@@ -41,89 +41,92 @@ def plan_rows(
     draws: SampleDraws,
     config: OpenFold3Config,
 ) -> RowPlan:
-    """The rows of a sample whose tokens are of these chains."""
+    """The MSA rows of a sample with tokens of these chains."""
     chains = np.unique(crop_chain)
     polymer = np.isin(view.chain_type[chains], list(LETTER_TYPES))
     chains = chains[polymer & (view.chain_alignment[chains] >= 0)]
     chains = chains[np.argsort(view.chain_name[chains], kind="stable")]
     if not len(chains):
         return RowPlan((), 1, 1)
-    number = view.chain_alignment[chains]
+    numbers = view.chain_alignment[chains]
     protein = view.chain_type[chains] == ChainType.PROTEIN
-    own = {int(one): alignments[one] for one in np.unique(number)}
-    paired = _paired(own, number, protein, config)
-    count = len(next(iter(paired.values())))
-    limit = max(0, config.max_rows - count - 1)
+    by_number = {int(number): alignments[number] for number in np.unique(numbers)}
+    paired = _paired(by_number, numbers, protein, config)
+    num_paired = 1 + len(next(iter(paired.values())))
+    limit = max(0, config.max_rows - num_paired)
     query = np.zeros(1, np.int64)
-    every = {  # of equal ones the first; their letters make the profile
-        one: alignment.first_of_equal(alignment.rows_of(*config.main_sources))
-        for one, alignment in own.items()
+    distinct = {  # the first of equal rows; they make the profile
+        number: alignment.first_of_equal(alignment.rows_of(*config.main_sources))
+        for number, alignment in by_number.items()
     }
-    main = {
-        one: rows_not_among(alignment, every[one], paired[one]) for one, alignment in own.items()
+    unpaired = {
+        number: unpaired_rows(alignment, distinct[number], paired[number])
+        for number, alignment in by_number.items()
     }
-    rows = []
-    for one in number.tolist():
-        taken, letters = main[one], own[one].row_letters
+    msas = []
+    for number in numbers.tolist():
+        main, letters = unpaired[number], by_number[number].row_letters
         if not config.query_twice:
-            taken = taken[letters[taken] != letters[0]]
+            main = main[letters[main] != letters[0]]
         if config.subsample_main:
-            taken = _drawn(taken, limit, draws, config)
-        rows.append(np.concatenate([query, paired[one], taken[:limit]]))
-    total = used = max(len(one) for one in rows)
-    sent = np.arange(total)
+            main = _subsample(main, limit, draws, config)
+        msas.append(np.concatenate([query, paired[number], main[:limit]]))
+    total = num_rows = max(map(len, msas))
+    used_rows = np.arange(total)
     if config.used_rows is not None and total > config.used_rows:
-        used = config.used_rows
-        sent = np.sort(draws.some(Purpose.USED_ROWS, sent, used))
-    shown = []
-    for chain, one, mine in zip(chains.tolist(), number.tolist(), rows, strict=True):
-        full = np.pad(mine, (0, total - len(mine)), constant_values=-1)[sent]
-        others = np.append(-1, full[1:])  # the query has no deletions
+        num_rows = config.used_rows
+        used_rows = np.sort(draws.some(Purpose.USED_ROWS, used_rows, num_rows))
+    plans = []
+    for chain, number, msa in zip(chains.tolist(), numbers.tolist(), msas, strict=True):
+        rows = np.pad(msa, (0, total - len(msa)), constant_values=-1)[used_rows]
+        deletion_rows = np.append(-1, rows[1:])  # the query has no deletions
         table = LETTER_TYPES[ChainType(view.chain_type[chain])]
-        depth = int(np.searchsorted(sent, len(mine)))
-        shown.append(ShownRows(chain, own[one], table, full, others, every[one], depth))
-    return RowPlan(tuple(shown), used, int(np.searchsorted(sent, count + 1)))
+        depth = int(np.searchsorted(used_rows, len(msa)))
+        alignment, profile_rows = by_number[number], distinct[number]
+        plans.append(ChainRows(chain, alignment, table, rows, deletion_rows, profile_rows, depth))
+    return RowPlan(tuple(plans), num_rows, int(np.searchsorted(used_rows, num_paired)))
 
 
-def _drawn(rows: np.ndarray, limit: int, draws: SampleDraws, config: OpenFold3Config) -> np.ndarray:
+def _subsample(
+    rows: np.ndarray, limit: int, draws: SampleDraws, config: OpenFold3Config
+) -> np.ndarray:
     if not len(rows) or not limit:
         return rows[:0]
     order, size = draws.part(Purpose.MAIN_ROWS, len(rows), 1)
     order = np.sort(order[: size if config.sorted_then_cut else min(size, limit)])
-    drawn: np.ndarray = rows[order]
-    return drawn
+    subsample: np.ndarray = rows[order]
+    return subsample
 
 
 def _paired(
     alignments: dict[int, Alignment],
-    number: np.ndarray,
+    numbers: np.ndarray,
     protein: np.ndarray,
     config: OpenFold3Config,
 ) -> dict[int, Integer[np.ndarray, " n"]]:
-    """Paired rows of every alignment, -1 for a row it has no part in."""
-    paired = {one: np.zeros(0, np.int64) for one in alignments}
-    own = sorted(alignments, key=lambda one: alignments[one].name)
-    own = [one for one in own if one in number[protein]]
-    rows = {one: _rows_to_pair(alignments[one], config) for one in own}
-    rows = {one: mine for one, mine in rows.items() if len(mine)}
+    """Paired rows of every alignment, -1 where it has no row in a pair; `numbers` are of chains."""
+    rows = {}
+    for number in sorted(np.unique(numbers[protein]).tolist(), key=lambda n: alignments[n].name):
+        candidates = _rows_to_pair(alignments[number], config)
+        if len(candidates):
+            rows[number] = candidates
     if len(rows) < 2:
-        return paired
-    numbers = species_numbers([alignments[one] for one in rows])
+        return {number: np.zeros(0, np.int64) for number in alignments}
     species = []
-    for every, one in zip(numbers, rows, strict=True):
-        rows[one] = rows[one][_capped(every[rows[one]], config)]
-        species.append(every[rows[one]])
-    places = _pair_by_species(species, config)
-    if len(places) > config.max_paired_rows:
-        columns = np.full([len(places), len(number)], -1)
-        for column, one in enumerate(rows):
-            mine = places[:, column, None]
-            columns[:, number == one] = np.where(mine >= 0, mine + 1, -1)
-        places = places[_by_products(columns, wrapped=config.wrapped_products)]
-        places = places[: config.max_paired_rows]
-    paired = {one: np.full(len(places), -1) for one in alignments}
-    for place, (one, mine) in zip(places.T, rows.items(), strict=True):
-        paired[one] = np.append(mine, -1)[place]
+    by_alignment = species_numbers([alignments[number] for number in rows])
+    for row_species, number in zip(by_alignment, rows, strict=True):
+        rows[number] = rows[number][_capped(row_species[rows[number]], config)]
+        species.append(row_species[rows[number]])
+    pairs = _pair_by_species(species, config)
+    if len(pairs) > config.max_paired_rows:
+        ranks = np.full([len(pairs), len(numbers)], -1)
+        for number, index in zip(rows, pairs.T[..., None], strict=True):
+            ranks[:, numbers == number] = np.where(index >= 0, index + 1, -1)
+        pairs = pairs[_by_products(ranks, wrapped=config.wrapped_products)]
+        pairs = pairs[: config.max_paired_rows]
+    paired = {number: np.full(len(pairs), -1) for number in alignments}
+    for index, (number, candidates) in zip(pairs.T, rows.items(), strict=True):
+        paired[number] = np.append(candidates, -1)[index]
     return paired
 
 
@@ -131,12 +134,12 @@ def _rows_to_pair(alignment: Alignment, config: OpenFold3Config) -> Integer[np.n
     """Rows with species, without the query of each file."""
     parts = [alignment.rows_of(source)[1:] for source in config.pair_sources]
     rows = np.concatenate([np.zeros(0, np.int64), *parts])
-    kept: np.ndarray = rows[alignment.row_species[rows] >= 0]
-    return kept
+    with_species: np.ndarray = rows[alignment.row_species[rows] >= 0]
+    return with_species
 
 
 def _capped(species: np.ndarray, config: OpenFold3Config) -> Integer[np.ndarray, " n"]:
-    """Rows that may pair where a species has too many."""
+    """Indices of the rows that may pair where a species has more than the limit."""
     if config.first_of_species:
         return np.flatnonzero(counts_before(species) < config.max_rows_of_species)
     return np.flatnonzero(np.bincount(species)[species] <= config.max_rows_of_species)
@@ -145,36 +148,37 @@ def _capped(species: np.ndarray, config: OpenFold3Config) -> Integer[np.ndarray,
 def _pair_by_species(
     species: Sequence[Integer[np.ndarray, " _"]], config: OpenFold3Config
 ) -> Integer[np.ndarray, "n r"]:
-    """Rows of species that several of r alignments share, those of most alignments first.
+    """Rows of species that several of r alignments share, those of the most alignments first.
 
-    Rows of a species pair in the order of the file; what is left of it pairs again among fewer
-    alignments. -1 where an alignment has no part.
+    Rows of a species pair in the order of the file; its remaining rows pair again among fewer
+    alignments. -1 where an alignment has no row in a pair.
     """
     table = SpeciesRows.of(species)
-    left = table.counts.T.copy()
-    left[:, (left > 0).sum(0) < 2] = 0
-    blocks = [np.zeros([0, len(left)], np.int64)]
-    count = 0
-    for wanted in range(len(left), min(config.min_paired_chains, len(left)) - 1, -1):
-        here = np.flatnonzero((left > 0).sum(0) == wanted)
-        counts = left[:, here]
+    remaining = table.counts.T.copy()
+    remaining[:, (remaining > 0).sum(0) < 2] = 0
+    blocks = [np.zeros([0, len(remaining)], np.int64)]
+    num_pairs = 0
+    least = min(config.min_paired_chains, len(remaining))
+    for num_alignments in range(len(remaining), least - 1, -1):
+        shared = np.flatnonzero((remaining > 0).sum(0) == num_alignments)
+        counts = remaining[:, shared]
         fewest = np.where(counts > 0, counts, np.iinfo(np.int64).max).min(0)
-        block = np.where(np.repeat(counts, fewest, 1) > 0, np.repeat(here, fewest), -1)
+        block = np.where(np.repeat(counts, fewest, 1) > 0, np.repeat(shared, fewest), -1)
         blocks.append(block.T)
-        left[:, here] = np.where(counts > 0, counts - fewest, 0)
-        count += block.shape[1]
-        if count >= config.max_paired_rows:
+        remaining[:, shared] = np.where(counts > 0, counts - fewest, 0)
+        num_pairs += block.shape[1]
+        if num_pairs >= config.max_paired_rows:
             break
     paired = np.concatenate(blocks)
-    return table.taken(paired, np.stack([counts_before(column) for column in paired.T], 1))
+    return table.select(paired, np.stack([counts_before(column) for column in paired.T], 1))
 
 
 def _by_products(rows: np.ndarray, *, wrapped: bool) -> Integer[np.ndarray, " n"]:
     """Order of paired rows: fewest gaps first, then the smallest product of row numbers."""
     if wrapped:
         with np.errstate(over="ignore"):
-            size = np.abs(np.prod(rows, axis=1, dtype=np.int64))
+            product = np.abs(np.prod(rows, axis=1, dtype=np.int64))
     else:
-        size = np.log(np.abs(rows)).sum(1)
-    order: np.ndarray = np.lexsort([size, (rows == -1).sum(1)])
+        product = np.log(np.abs(rows)).sum(1)
+    order: np.ndarray = np.lexsort([product, (rows == -1).sum(1)])
     return order

@@ -9,7 +9,7 @@ import numpy as np
 
 from evofeed.loader.views.columns import (
     UNKNOWN,
-    references,
+    reference_columns,
     residue_codes,
     split_tokens,
     structure_columns,
@@ -30,9 +30,9 @@ def openfold3_view(
     molecules: Mapping[str, Molecule],
     alignments: Mapping[int, str],
 ) -> EntryView:
-    """The whole entry as OpenFold3 sees it.
+    """The whole entry as OpenFold3 reads it.
 
-    Molecules go by component code, ligands of several components by `<entry>_<entity>`.
+    Molecules are named by component code, ligands of several components `<entry>_<entity>`.
 
     Raises:
         MoleculeMissing: a reference molecule is absent, or an atom of it.
@@ -43,13 +43,13 @@ def openfold3_view(
     types = residue_codes(section.residue_name, UNKNOWN).astype(np.uint8)
     atomized = atomized_residues(section)
     tokens = split_tokens(section, ~atomized)
-    named = np.isin(section.atom_name, _CENTRES)
-    centres = np.flatnonzero(atomized[section.atom_residue()] | named)
-    split = atomized[tokens.residue]
+    is_centre = np.isin(section.atom_name, _CENTRES)
+    centres = np.flatnonzero(atomized[section.atom_residue()] | is_centre)
+    atomized_token = atomized[tokens.residue]
     return EntryView(
         **structure_columns(record, section, present, alignments, single=True),
-        **references(section, component, titles, molecules),
-        **token_columns(tokens, types, centres, None, split, present[centres]),
+        **reference_columns(section, component, titles, molecules),
+        **token_columns(tokens, types, centres, None, atomized_token, present[centres]),
         chain_sym=copies_of(section.chain_entity),
         residue_type=types,
     )

@@ -1,4 +1,4 @@
-"""Templates of the chains of a crop, as OpenFold3 draws them and lays them on its tokens."""
+"""Templates of the chains of a crop: drawn, and aligned to its tokens, as in OpenFold3."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evofeed.protein.alignment import Alignment
 from evofeed.protein.residues import GAP
 
 BINS: Final = 39
-"""Of the distogram."""
+"""Bins of the template distogram."""
 
 
 def plan_templates(
@@ -28,27 +28,27 @@ def plan_templates(
     draws: SampleDraws,
     config: OpenFold3Config,
 ) -> dict[str, np.ndarray]:
-    """Residue and N, CA, C, CB of each slot at each token; nothing where no chain has templates.
+    """Residue and N, CA, C, CB of each slot at each token; empty where no chain has templates.
 
-    A template that does not reach into the crop leaves its slot to the next one.
+    A template without residues in the crop leaves its slot to the next one.
     """
     restype = np.full([config.max_templates, len(crop)], GAP, np.uint8)
     position = np.full([*restype.shape, 4, 3], np.nan, np.float32)
-    for row in sorted(set(crop.chain.tolist()), key=lambda row: str(view.chain_name[row])):
-        here = np.flatnonzero(crop.chain == row)
-        number = view.chain_alignment[row]
-        found = alignments[number].templates if number >= 0 else None
-        is_protein = view.chain_type[row] == ChainType.PROTEIN
-        if not found or not found.name or not is_protein or len(here) < config.min_template_tokens:
+    for chain in sorted(set(crop.chain.tolist()), key=lambda chain: str(view.chain_name[chain])):
+        tokens = np.flatnonzero(crop.chain == chain)
+        alignment = view.chain_alignment[chain]
+        hits = alignments[alignment].templates if alignment >= 0 else None
+        is_protein = view.chain_type[chain] == ChainType.PROTEIN
+        if not hits or not hits.name or not is_protein or len(tokens) < config.min_template_tokens:
             continue
-        columns = view.residue_index[crop.residue[here]] - 1
+        columns = view.residue_index[crop.residue[tokens]] - 1
         slot = 0
-        order, wanted = draws.part(Purpose.TEMPLATES, len(found.name), 0)
-        for template in order[: min(wanted, config.max_templates)].tolist():
-            faced = found.restype[template, columns] != GAP
-            if faced.any():
-                restype[slot, here[faced]] = found.restype[template, columns[faced]]
-                position[slot, here[faced]] = found.position[template, columns[faced]]
+        order, count = draws.part(Purpose.TEMPLATES, len(hits.name), 0)
+        for template in order[: min(count, config.max_templates)].tolist():
+            aligned = hits.restype[template, columns] != GAP
+            if aligned.any():
+                restype[slot, tokens[aligned]] = hits.restype[template, columns[aligned]]
+                position[slot, tokens[aligned]] = hits.position[template, columns[aligned]]
                 slot += 1
     if (restype == GAP).all():
         return {}
@@ -56,7 +56,7 @@ def plan_templates(
 
 
 def lay_out_templates(drawn: dict[str, np.ndarray], config: OpenFold3Config) -> Laid:
-    """Empty slots of templates, and the templates that there are."""
+    """Features of empty template slots, and the drawn templates."""
     slots, size = config.max_templates, config.token_budget
     return {
         "template_pseudo_beta_mask": Sparse((slots, size), np.float32),

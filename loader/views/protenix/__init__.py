@@ -1,1 +1,1 @@
-"""Entries as Protenix sees them."""
+"""Crop, rows and features of Protenix."""

@@ -1,4 +1,4 @@
-"""The last of a Protenix sample's features, made on the device: plain torch."""
+"""Features of a Protenix sample that are computed on the device: plain torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evofeed.loader.views.openfold3.features import template_directions, templat
 
 
 def protenix_features(laid: dict[str, Tensor], config: ProtenixConfig) -> dict[str, dict[str, Any]]:
-    """One sample as `plan.plan_sample` laid it out, its features, labels and `basic`."""
+    """Features, labels and `basic` of one sample, completed in the arrays of `plan.plan_sample`."""
     laid["input_feature_dict.msa"].copy_(laid["_msa"])
     if config.templates:
         fill_templates(laid, config)
@@ -27,33 +27,33 @@ def protenix_features(laid: dict[str, Tensor], config: ProtenixConfig) -> dict[s
 
 
 def fill_templates(laid: Mapping[str, Tensor], config: ProtenixConfig) -> None:
-    """Atoms, distances and directions of every slot, written where zeros are."""
-    into = {n.partition(".")[2]: one for n, one in laid.items() if ".template_" in n}
-    atoms, restype = laid["_template_position"], into["template_aatype"]
-    last = atoms[..., :1, :]
-    last = last if config.filled_templates else torch.full_like(last, torch.nan)
-    slots = into["template_atom_mask"].shape[2]
-    atoms = torch.cat([atoms, last.expand(-1, -1, slots - atoms.shape[2], -1)], 2)
-    seen = ~atoms.isnan().any(-1)
+    """Writes atoms, distances and directions of every template slot."""
+    templates = {k.partition(".template_")[2]: v for k, v in laid.items() if ".template_" in k}
+    atoms, restype = laid["_template_position"], templates["aatype"]
+    filler = atoms[..., :1, :]
+    filler = filler if config.filled_templates else torch.full_like(filler, torch.nan)
+    slots = templates["atom_mask"].shape[2]
+    atoms = torch.cat([atoms, filler.expand(-1, -1, slots - atoms.shape[2], -1)], 2)
+    present = ~atoms.isnan().any(-1)
     glycine = restype == RESTYPES.index("GLY")
-    beta = torch.where(glycine[..., None], atoms[..., 1, :], atoms[..., 4, :])
-    there = torch.where(glycine, seen[..., 1], seen[..., 4])
-    frame = seen[..., :3].all(-1)
+    pseudo_beta = torch.where(glycine[..., None], atoms[..., 1, :], atoms[..., 4, :])
+    has_beta = torch.where(glycine, present[..., 1], present[..., 4])
+    frame = present[..., :3].all(-1)
     atoms = atoms.nan_to_num()
-    into["template_atom_mask"].copy_(seen)
-    into["template_atom_positions"].copy_(atoms)
-    into["template_pseudo_beta_mask"].copy_(there[:, :, None] & there[:, None])
-    into["template_backbone_frame_mask"].copy_(frame[:, :, None] & frame[:, None])
-    into["template_distogram"].copy_(template_distogram(beta))
+    templates["atom_mask"].copy_(present)
+    templates["atom_positions"].copy_(atoms)
+    templates["pseudo_beta_mask"].copy_(has_beta[:, :, None] & has_beta[:, None])
+    templates["backbone_frame_mask"].copy_(frame[:, :, None] & frame[:, None])
+    templates["distogram"].copy_(template_distogram(pseudo_beta))
     directions = template_directions(atoms[..., :3, :])
-    into["template_unit_vector"].copy_(directions * into["template_backbone_frame_mask"][..., None])
+    templates["unit_vector"].copy_(directions * templates["backbone_frame_mask"][..., None])
 
 
 class AtomOrders(Sequence[list[int]]):
-    """Of every atom the places it may take in its residue; lists are made as they are asked for.
+    """Lists, for every atom, of the indices in its residue that it may take; built on access.
 
-    Thousands of lists a sample would have Python look for garbage in the loader's thread: all of a
-    training process, which stands still for a tenth of a second meanwhile.
+    Thousands of lists per sample would start Python's garbage collection in the loader's thread,
+    which stops the training process for a tenth of a second.
     """
 
     def __init__(self, laid: Mapping[str, Tensor]) -> None:
@@ -61,7 +61,7 @@ class AtomOrders(Sequence[list[int]]):
         ends = np.cumsum(counts * sizes)
         self._first = np.repeat(ends - counts * sizes, sizes) + numbers_within(sizes)
         self._stop, self._step = np.repeat(ends, sizes), np.repeat(sizes, sizes)
-        self._places = laid["_orders"].numpy()
+        self._indices = laid["_orders"].numpy()
 
     def __len__(self) -> int:
         return len(self._first)
@@ -70,7 +70,7 @@ class AtomOrders(Sequence[list[int]]):
         return isinstance(other, Sequence) and [*self] == [*other]
 
     def __getitem__(self, atom: Any) -> Any:
-        """An atom's list; of a slice those of its atoms."""
+        """The list of an atom, or the lists of a slice of atoms."""
         if isinstance(atom, slice):
-            return [self[number] for number in range(*atom.indices(len(self)))]
-        return self._places[self._first[atom] : self._stop[atom] : self._step[atom]].tolist()
+            return [self[row] for row in range(*atom.indices(len(self)))]
+        return self._indices[self._first[atom] : self._stop[atom] : self._step[atom]].tolist()

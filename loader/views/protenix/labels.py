@@ -1,4 +1,4 @@
-"""The atoms of a crop, the orders they may stand in, and atoms whose labels may be theirs.
+"""Atom orders of a crop's residues, and atoms whose labels are exchangeable with the crop's.
 
 Molecules are chains joined by bonds, as Protenix counts them.
 """
@@ -16,27 +16,26 @@ from evofeed.loader.views.entry_view import (
     ChainType,
     EntryView,
     ProtenixView,
+    connected_roots,
     counts_before,
-    first_of_joined,
 )
 from evofeed.loader.views.orders import crop_orders
 
 
 @dataclass(frozen=True, slots=True)
 class Molecules:
-    """Which molecule a chain belongs to, and which kind of molecule that is, C chains."""
+    """The molecule of each of C chains, and the molecule's kind."""
 
     molecule: Integer[np.ndarray, " C"]
     """From 0, in the order of the first name among a molecule's chains."""
     kind: Integer[np.ndarray, " C"]
     """Equal for molecules of the same entities whose atoms have the same names."""
     first: Integer[np.ndarray, " C"]
-    """Atoms of the molecule that stand before the chain."""
+    """Number of the molecule's atoms before the chain."""
 
 
 def molecules_of(view: ProtenixView) -> Molecules:
-    """The molecules of a whole entry. Bonds of atoms that nobody saw, and those between polymers,
-    join none."""
+    """The molecules of a whole entry, without bonds of unresolved atoms and between polymers."""
     size = np.diff(view.residue_atom[view.chain_residue])
     chain = np.repeat(np.arange(view.num_chains), size)
     ends = chain[view.bond_atom]
@@ -44,7 +43,7 @@ def molecules_of(view: ProtenixView) -> Molecules:
     joins = (ends[:, 0] != ends[:, 1]) & view.atom_present[view.bond_atom].all(1)
     joins &= ~polymer[ends].all(1)
     by_name = np.argsort(view.chain_name, kind="stable")
-    root = first_of_joined(by_name, ends[joins], view.num_chains)
+    root = connected_roots(by_name, ends[joins], view.num_chains)
     _, first, inverse = np.unique(root, return_index=True, return_inverse=True)
     molecule = np.empty(view.num_chains, np.int64)
     molecule[by_name] = np.argsort(np.argsort(first, kind="stable"), kind="stable")[inverse]
@@ -52,16 +51,16 @@ def molecules_of(view: ProtenixView) -> Molecules:
     groups: dict[tuple[int, ...], dict[bytes, list[int]]] = defaultdict(lambda: defaultdict(list))
     bounds = view.residue_atom[view.chain_residue]
     for number in range(len(first)):
-        own = np.flatnonzero(molecule == number)
-        names = [view.atom_name[bounds[one] : bounds[one + 1]].tobytes() for one in own]
-        groups[tuple(sorted(view.chain_entity[own].tolist()))][b"".join(names)].append(number)
-    for count, members in enumerate(one for named in groups.values() for one in named.values()):
+        chains = np.flatnonzero(molecule == number)
+        names = [view.atom_name[bounds[row] : bounds[row + 1]].tobytes() for row in chains]
+        groups[tuple(sorted(view.chain_entity[chains].tolist()))][b"".join(names)].append(number)
+    for count, members in enumerate(m for by_names in groups.values() for m in by_names.values()):
         kind[members] = count
     return Molecules(molecule, kind[molecule], counts_before(molecule, size))
 
 
 def atom_orders(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
-    """Orders that the atoms of each residue of the crop may stand in, places in their residue.
+    """Atom orders of each residue of the crop, as indices in the residue.
 
     Those that move an atom bonded to another residue of the crop are left out.
     """
@@ -70,7 +69,7 @@ def atom_orders(view: ProtenixView, crop: Crop) -> dict[str, np.ndarray]:
 
 
 def _linked(view: ProtenixView, crop: Crop) -> np.ndarray:
-    """Which atoms are bonded to another residue of the crop."""
+    """Mask of atoms that are bonded to another residue of the crop."""
     ends = crop.bonds(view)
     run = crop.run[ends]
     linked = np.zeros(len(crop.atom), bool)
@@ -81,27 +80,27 @@ def _linked(view: ProtenixView, crop: Crop) -> np.ndarray:
 def exchangeable(
     view: ProtenixView, crop: Crop, tokens: Tokens, molecules: Molecules, *, spatial: bool
 ) -> dict[str, np.ndarray]:
-    """Atoms of the entry that are the same atom of the same kind of molecule as one of the crop.
+    """Labels of the entry's atoms that correspond to one of the crop in a molecule of equal kind.
 
-    Of a spatial crop only those of its molecules. Tokens stand in the order of the labels.
+    For a spatial crop only those of its molecules. `tokens` are in the order of the labels.
     """
     bounds = view.residue_atom[view.chain_residue].astype(np.int64)
     chain = np.repeat(np.arange(view.num_chains), np.diff(bounds))
-    index = molecules.first[chain] + np.arange(view.num_atoms) - bounds[chain]
-    key = molecules.kind[chain] * view.num_atoms + index
-    wanted = np.isin(key, key[crop.atom])
+    atom_index = molecules.first[chain] + np.arange(view.num_atoms) - bounds[chain]
+    key = molecules.kind[chain] * view.num_atoms + atom_index
+    is_exchangeable = np.isin(key, key[crop.atom])
     if spatial:
-        mine = np.zeros(int(molecules.molecule.max()) + 1, bool)
-        mine[molecules.molecule[crop.chain]] = True
-        wanted &= mine[molecules.molecule[chain]]
+        in_crop = np.zeros(int(molecules.molecule.max()) + 1, bool)
+        in_crop[molecules.molecule[crop.chain]] = True
+        is_exchangeable &= in_crop[molecules.molecule[chain]]
     atom = view.atoms_of(tokens.row)
-    atom = atom[wanted[atom]]
+    atom = atom[is_exchangeable[atom]]
     centre = np.zeros(view.num_atoms, bool)
     centre[view.token_centre] = True
     numbers = {
         "coordinate_mask": view.atom_present[atom],
         "mol_id": molecules.molecule[chain[atom]],
-        "mol_atom_index": index[atom],
+        "mol_atom_index": atom_index[atom],
         "entity_mol_id": molecules.kind[chain[atom]],
         "pae_rep_atom_mask": centre[atom],
     }

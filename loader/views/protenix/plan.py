@@ -1,4 +1,4 @@
-"""A Protenix sample as the host decides it, its features laid out for the device.
+"""The random decisions and host features of a Protenix sample, laid out for the device.
 
 Names and values are those of Protenix's featurizer.
 """
@@ -15,31 +15,17 @@ from evofeed.base.shapes import Bool, Float, Integer
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws, Strategy
 from evofeed.loader.views.cells import fill_rows
-from evofeed.loader.views.columns import (
-    GAP_TYPE,
-    NUM_RESTYPES,
-    UNKNOWN,
-    name_codes,
-    residue_codes,
-)
+from evofeed.loader.views.columns import GAP_TYPE, NUM_RESTYPES, UNKNOWN, name_codes, residue_codes
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.crop import Crop, Tokens, centred
 from evofeed.loader.views.entry_view import IS_KIND, ChainType, ProtenixView
-from evofeed.loader.views.laid import Laid, OnHost, Sparse, deleted, hot, symmetric
+from evofeed.loader.views.laid import Laid, OnHost, Sparse, deletion_features, hot, symmetric
 from evofeed.loader.views.protenix.crop import crop_tokens
 from evofeed.loader.views.protenix.frames import token_frames
-from evofeed.loader.views.protenix.labels import (
-    Molecules,
-    atom_orders,
-    exchangeable,
-    molecules_of,
-)
+from evofeed.loader.views.protenix.labels import Molecules, atom_orders, exchangeable, molecules_of
 from evofeed.loader.views.protenix.rows import plan_rows
 from evofeed.loader.views.protenix.templates import plan_templates
-from evofeed.loader.views.protenix.vocabulary import (
-    is_named,
-    standard_places,
-)
+from evofeed.loader.views.protenix.vocabulary import is_named, standard_atom_index
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.molecules import ELEMENTS
 
@@ -52,7 +38,7 @@ _KINDS: Final = {
     "dna": ChainType.DNA,
 }
 _COUNTED: Final = ("rna_pair", "prot_pair", "prot_unpair", "rna_unpair")
-"""Kinds of rows that are counted."""
+"""Kinds of MSA rows with a count in the features."""
 
 
 def plan_sample(
@@ -62,20 +48,20 @@ def plan_sample(
     draws: SampleDraws,
     config: ProtenixConfig,
 ) -> Laid:
-    """Crop, rows, conformers and labels of one sample.
+    """The crop, MSA rows, conformers and labels of one sample.
 
     Raises:
         ValueError: no crop can be made around the datapoint.
     """
     molecules = molecules_of(view)
-    tokens = Tokens.of(view, _shuffled(view, molecules, draws, config))
-    sym = _copies(view, draws, config)
-    places, strategy = crop_tokens(tokens, datapoint, draws, config)
-    crop = Crop.of(view, tokens.row[places])
+    tokens = Tokens.of(view, _token_order(view, molecules, draws, config))
+    sym = _copy_numbers(view, draws, config)
+    indices, strategy = crop_tokens(tokens, datapoint, draws, config)
+    crop = Crop.of(view, tokens.row[indices])
     if strategy is Strategy.CONTIGUOUS:
-        seen = int(view.atom_present[crop.atom].sum())
-        if seen < config.min_resolved:
-            raise ValueError(f"{view.entry}: {seen} atoms of a contiguous crop were seen")
+        resolved = int(view.atom_present[crop.atom].sum())
+        if resolved < config.min_resolved:
+            raise ValueError(f"{view.entry}: {resolved} atoms of a contiguous crop are resolved")
     chains = _chains(view, tokens, crop)
     templates = plan_templates(view, alignments, chains, crop, draws, config)
     position, mask = _conformers(view, crop, draws, config)
@@ -103,7 +89,7 @@ def plan_sample(
     }
 
 
-def _shuffled(
+def _token_order(
     view: ProtenixView, molecules: Molecules, draws: SampleDraws, config: ProtenixConfig
 ) -> Integer[np.ndarray, " N"] | None:
     if not config.shuffle_molecules:
@@ -112,17 +98,17 @@ def _shuffled(
     return np.argsort(rank[molecules.molecule[view.token_chain()]], kind="stable")
 
 
-def _copies(
+def _copy_numbers(
     view: ProtenixView, draws: SampleDraws, config: ProtenixConfig
 ) -> Integer[np.ndarray, " C"]:
-    """Number of every chain among the copies of its entity."""
+    """Number of every chain among the copies of its entity, `sym_id`."""
     sym = view.chain_sym.astype(np.int64)
     if config.shuffle_copies:
         for entity in np.unique(view.chain_entity):
-            own = view.chain_entity == entity
-            numbers = np.unique(sym[own])
-            moved = numbers[draws.order(Purpose.COPY_ORDER, len(numbers), again=True)]
-            sym[own] = moved[np.searchsorted(numbers, sym[own])]
+            in_entity = view.chain_entity == entity
+            numbers = np.unique(sym[in_entity])
+            shuffled = numbers[draws.order(Purpose.COPY_ORDER, len(numbers), again=True)]
+            sym[in_entity] = shuffled[np.searchsorted(numbers, sym[in_entity])]
     return sym
 
 
@@ -147,40 +133,40 @@ def _atoms(view: ProtenixView, crop: Crop, molecules: Molecules, config: Proteni
     centre, distogram = np.zeros((2, len(owner)), bool)
     centre[crop.centre] = True
     distogram[crop.distogram[view.token_distogram[crop.token] >= 0]] = True
-    begin = view.residue_atom[view.chain_residue[chain]]
-    shown = _renamed(view, crop, kind, names) if config.rename_ligand_atoms else names
-    numbers = {
+    first_atom = view.residue_atom[view.chain_residue[chain]]
+    shown_names = _renamed_atoms(view, crop, kind, names) if config.rename_ligand_atoms else names
+    integers = {
         "ref_charge": view.atom_charge[crop.atom],
         "ref_space_uid": residue,
-        "atom_to_tokatom_idx": np.where(standard, standard_places(code, names), 0),
+        "atom_to_tokatom_idx": np.where(standard, standard_atom_index(code, names), 0),
         "pae_rep_atom_mask": centre,
         "plddt_m_rep_atom_mask": standard & is_named(names, "CA", "C1'"),
         "distogram_rep_atom_mask": distogram,
         "modified_res_mask": (code < 0) & (kind != ChainType.LIGAND),
         "mol_id": molecules.molecule[chain],
-        "mol_atom_index": molecules.first[chain] + crop.atom - begin,
+        "mol_atom_index": molecules.first[chain] + crop.atom - first_atom,
         "entity_mol_id": molecules.kind[chain],
         "atom_to_token_idx": owner,
         **{name: view.chain_type[chain] == number for name, number in IS_KIND.items()},
     }
     element = view.atom_element[crop.atom].astype(np.int64)
     return {
-        **{name: value.astype(np.int64) for name, value in numbers.items()},
+        **{name: value.astype(np.int64) for name, value in integers.items()},
         "ref_element": hot(element - 1, NUM_ELEMENTS, np.int64),
-        "ref_atom_name_chars": hot(np.minimum(shown, _CHARACTERS - 1), _CHARACTERS, np.int64),
+        "ref_atom_name_chars": hot(np.minimum(shown_names, _CHARACTERS - 1), _CHARACTERS, np.int64),
     }
 
 
-def _renamed(
+def _renamed_atoms(
     view: ProtenixView, crop: Crop, kind: np.ndarray, names: np.ndarray
 ) -> Integer[np.ndarray, "A 4"]:
-    """Names of ligands' atoms by element and number in the residue."""
-    seen: dict[tuple[int, int], int] = {}
+    """Atom names, those of ligands replaced by element and number in the residue."""
+    counts: dict[tuple[int, int], int] = {}
     rows = np.flatnonzero(kind == ChainType.LIGAND)
     texts = []
     elements = view.atom_element[crop.atom[rows]].tolist()
     for residue, element in zip(crop.run[rows].tolist(), elements, strict=True):
-        number = seen[residue, element] = seen.get((residue, element), 0) + 1
+        number = counts[residue, element] = counts.get((residue, element), 0) + 1
         texts.append(f"{ELEMENTS[element - 1]}{number}")
     if texts:
         names = names.copy()
@@ -189,19 +175,19 @@ def _renamed(
 
 
 def _bonds(view: ProtenixView, crop: Crop) -> Laid:
-    """Bonded tokens, but for bonds along polymers; and bonded atoms of ligands and polymers."""
+    """Bonded tokens, without bonds along polymers, and bonded atoms of ligands and polymers."""
     ends = crop.bonds(view)
     residue = crop.residue[crop.owner]
     polymer = view.residue_kind[residue] != ChainType.LIGAND
     standard = (residue_codes(view.residue_name[crop.residue]) >= 0)[crop.owner] & polymer
-    one, two = ends.T
-    both = polymer[one] & polymer[two]
-    along = both & (standard[one] | standard[two] | (residue[one] != residue[two]))
+    a, b = ends.T
+    both_polymer = polymer[a] & polymer[b]
+    along = both_polymer & (standard[a] | standard[b] | (residue[a] != residue[b]))
     # A chain of one atom is an ion; Protenix counts the atoms of all copies of a chain.
     label = np.array([name.split(".")[0] for name in view.chain_name[crop.chain].tolist()])
     _, inverse = np.unique(label[crop.owner], return_inverse=True)
     ligand = ~polymer & (np.bincount(inverse)[inverse] > 1)
-    between = (ligand[one] & polymer[two]) | (ligand[two] & polymer[one])
+    between = (ligand[a] & polymer[b]) | (ligand[b] & polymer[a])
     return {
         "token_bonds": symmetric(crop.owner[ends[~along]], len(crop.token), np.float32),
         "bond_mask": symmetric(ends[between], len(crop.atom), np.int64),
@@ -211,17 +197,17 @@ def _bonds(view: ProtenixView, crop: Crop) -> Laid:
 def _conformers(
     view: ProtenixView, crop: Crop, draws: SampleDraws, config: ProtenixConfig
 ) -> tuple[Float[np.ndarray, "A 3"], Bool[np.ndarray, " A"]]:
-    """Every residue's conformer, centred over its atoms in the crop, moved and turned; and which
-    atoms have one."""
+    """Conformers of the residues, centred over their atoms in the crop, translated and rotated;
+    and a mask of atoms that have a position."""
     reference = view.atom_reference[crop.atom]
     position = view.molecule_position[0][reference].astype(np.float64)
     position[reference < 0] = 0
-    # Protenix moves residues in the order of their numbers, wherever they stand.
+    # Protenix draws the moves in the order of residue numbers, not of the crop.
     residues, number = np.unique(crop.residue[crop.owner], return_inverse=True)
-    turn, shift = draws.even_moves(len(residues), config.max_shift)
-    moved = centred(position, crop.run) + shift[number]
-    turned = np.einsum("aij,aj->ai", turn[number], moved).astype(np.float32)
-    return turned, view.molecule_mask[reference] & (reference >= 0)
+    rotation, shift = draws.even_moves(len(residues), config.max_shift)
+    translated = centred(position, crop.run) + shift[number]
+    rotated = np.einsum("aij,aj->ai", rotation[number], translated).astype(np.float32)
+    return rotated, view.molecule_mask[reference] & (reference >= 0)
 
 
 def _rows(
@@ -231,26 +217,26 @@ def _rows(
     crop: Crop,
     config: ProtenixConfig,
 ) -> Laid:
-    """Codes and deletions of the rows at the tokens' columns, profiles, and how many there are."""
+    """Codes and deletions of the MSA rows at the tokens' columns, profiles and numbers of rows."""
     plan = plan_rows(view, chains, alignments, config)
     size = len(crop)
-    types = np.full([plan.num_rows, size], UNKNOWN, np.uint8)
+    msa = np.full([plan.num_rows, size], UNKNOWN, np.uint8)
     if not config.fill_with_query:
-        types[1:] = GAP_TYPE
+        msa[1:] = GAP_TYPE
     profile = np.zeros([size, NUM_RESTYPES], np.float32)
     profile[:, UNKNOWN] = 1
     columns = view.residue_index[crop.residue] - 1
     deepest: dict[int, int] = {ChainType.PROTEIN: 1, ChainType.RNA: 1}
-    for one in plan.shown:
-        outside = (columns < 0) | (columns >= one.alignment.num_columns)
-        columns[outside & (crop.chain == one.chain)] = 0
-        kind = int(view.chain_polymer[one.chain])
-        deepest[kind] = max(deepest.get(kind, 1), one.depth - plan.num_paired)
-    deletions, mean = fill_rows(types, crop.chain, columns, plan.shown, profile)
+    for rows in plan.chains:
+        outside = (columns < 0) | (columns >= rows.alignment.num_columns)
+        columns[outside & (crop.chain == rows.chain)] = 0
+        kind = int(view.chain_polymer[rows.chain])
+        deepest[kind] = max(deepest.get(kind, 1), rows.depth - plan.num_paired)
+    deletions, mean = fill_rows(msa, crop.chain, columns, plan.chains, profile)
     number = deletions[:, 2].clip(max=127) if config.clip_127 else deletions[:, 2]
     inputs: Laid = {
-        "msa": Sparse(types.shape, np.int64),
-        **deleted(deletions, np.arctan(number / 3.0) * (2.0 / math.pi), types.shape),
+        "msa": Sparse(msa.shape, np.int64),
+        **deletion_features(deletions, np.arctan(number / 3.0) * (2.0 / math.pi), msa.shape),
         "profile": profile,
         "deletion_mean": mean,
     }
@@ -259,13 +245,13 @@ def _rows(
     for name, count in zip(_COUNTED, counts, strict=True):
         laid[f"input_feature_dict.{name}_num_alignments"] = OnHost(np.array(count))
         laid[f"basic.N_msa_{name}"] = OnHost(np.array([count]))
-    return laid | {"_msa": types, "basic.N_msa": OnHost(np.array([plan.num_rows]))}
+    return laid | {"_msa": msa, "basic.N_msa": OnHost(np.array([plan.num_rows]))}
 
 
 def _chains(view: ProtenixView, tokens: Tokens, crop: Crop) -> list[int]:
-    """Chains of the crop, entity by entity, in the order in which Protenix walks over them.
+    """Chains of the crop, entity by entity, in Protenix's order.
 
-    It keeps their numbers in sets, whose order is that of Python's whole numbers.
+    Protenix keeps their numbers in sets; the order is that of a Python set of integers.
     """
     _, first = np.unique(tokens.chain, return_index=True)
     numbers: dict[int, set[int]] = {}
@@ -273,15 +259,15 @@ def _chains(view: ProtenixView, tokens: Tokens, crop: Crop) -> list[int]:
         numbers.setdefault(int(view.chain_entity[chain]), set()).add(int(view.chain_asym[chain]))
     row = {int(asym): chain for chain, asym in enumerate(view.chain_asym.tolist())}
     present = set(crop.chain.tolist())
-    ordered = [row[asym] for own in numbers.values() for asym in own]
+    ordered = [row[asym] for asyms in numbers.values() for asym in asyms]
     return [chain for chain in ordered if chain in present]
 
 
 def _counts(view: ProtenixView, crop: Crop) -> Laid:
-    """Chains, atoms and tokens, and those of each kind of chain."""
+    """Numbers of chains, atoms and tokens, and of atoms and tokens by kind of chain."""
     kind, atoms = view.chain_type[crop.chain], crop.atoms
     numbers = {"asym": len(np.unique(crop.chain)), "token": len(kind), "atom": len(crop.atom)}
-    for name, one in _KINDS.items():
-        numbers[f"{name}_atom"] = int(atoms[kind == one].sum())
-        numbers[f"{name}_token"] = int((kind == one).sum())
+    for name, chain_type in _KINDS.items():
+        numbers[f"{name}_atom"] = int(atoms[kind == chain_type].sum())
+        numbers[f"{name}_token"] = int((kind == chain_type).sum())
     return {f"basic.N_{name}": OnHost(np.array([number])) for name, number in numbers.items()}

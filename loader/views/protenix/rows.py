@@ -1,4 +1,4 @@
-"""Which rows of the chains' alignments stand side by side in a Protenix sample."""
+"""Rows of the chains' alignments in the MSA of a Protenix sample: paired, then unpaired."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from evofeed.base.shapes import Bool, Integer
 from evofeed.loader.views.cells import (
+    ChainRows,
     RowPlan,
-    ShownRows,
     SpeciesRows,
     gap_rows,
-    rows_not_among,
     species_numbers,
+    unpaired_rows,
 )
 from evofeed.loader.views.config import ProtenixConfig
 from evofeed.loader.views.entry_view import ChainType, ProtenixView, numbers_within
@@ -23,8 +23,8 @@ from evofeed.protein.alignment import GAP, Alignment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ChainRows:
-    """Rows of an alignment: those that pair, and the others without repetitions."""
+class _Candidates:
+    """Distinct rows of an alignment: those that may pair, and those of the main MSA."""
 
     alignment: Alignment
     kind: int
@@ -33,12 +33,12 @@ class _ChainRows:
     codes: Integer[np.ndarray, " U"]
     """Number of every distinct row; equal where Protenix's codes are."""
     gaps: Bool[np.ndarray, " U"]
-    """Distinct rows that are gaps alone."""
+    """Distinct rows of gaps alone."""
 
     def is_gaps(self, rows: Integer[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
-        """Which of these rows are gaps alone, as those of -1 are."""
-        found: np.ndarray = (rows < 0) | self.gaps[self.alignment.row_letters[rows]]
-        return found
+        """True for rows of gaps alone, and for -1."""
+        gaps: np.ndarray = (rows < 0) | self.gaps[self.alignment.row_letters[rows]]
+        return gaps
 
 
 def plan_rows(
@@ -47,48 +47,50 @@ def plan_rows(
     alignments: Sequence[Alignment],
     config: ProtenixConfig,
 ) -> RowPlan:
-    """The rows of these chains of a sample, which stand in Protenix's order.
+    """The MSA rows of a sample, whose `chains` are in Protenix's order.
 
-    Paired rows come first, then the other rows of every chain, gaps below the shorter ones.
+    Paired rows come first, then the other rows of every chain, with gaps below the shorter ones.
     """
-    keys = [(int(view.chain_alignment[one]), int(view.chain_polymer[one])) for one in chains]
-    proteins = {one for one, kind in keys if kind == ChainType.PROTEIN and one >= 0}
-    pairs = len({alignments[one].query for one in proteins}) > 1
-    once = {
-        (one, kind): _chain_rows(alignments[one], kind, pairs, config)
-        for one, kind in set(keys)
-        if one >= 0
+    keys = [(int(view.chain_alignment[chain]), int(view.chain_polymer[chain])) for chain in chains]
+    proteins = {row for row, kind in keys if kind == ChainType.PROTEIN and row >= 0}
+    pairs = len({alignments[row].query for row in proteins}) > 1
+    distinct = {
+        (row, kind): _candidates(alignments[row], kind, pairs, config)
+        for row, kind in set(keys)
+        if row >= 0
     }
-    own = [once.get(key) for key in keys]
-    which = _paired(own, config) if pairs else np.zeros([1, len(own)], np.int64)
-    there = [
-        (chain, one, np.where(mine >= 0, one.paired[mine], -1))
-        for chain, one, mine in zip(chains, own, which.T, strict=True)
-        if one is not None
+    candidates = [distinct.get(key) for key in keys]
+    pairing = _paired(candidates, config) if pairs else np.zeros([1, len(keys)], np.int64)
+    aligned = [
+        (chain, source, np.where(index >= 0, source.paired[index], -1))
+        for chain, source, index in zip(chains, candidates, pairing.T, strict=True)
+        if source is not None
     ]
-    kept = np.ones(len(which), bool)
-    if there:
-        kept = ~np.all([one.is_gaps(rows) for _, one, rows in there], 0)
-    kept = np.flatnonzero(kept)[: config.max_rows // 2]
+    not_empty = np.ones(len(pairing), bool)
+    if aligned:
+        not_empty = ~np.all([source.is_gaps(rows) for _, source, rows in aligned], 0)
+    selected = np.flatnonzero(not_empty)[: config.max_rows // 2]
     twice = config.query_twice and not pairs
-    parts = []
-    for chain, one, rows in there:
-        rows, rest = rows[kept], one.main
+    msas = []
+    for chain, source, rows in aligned:
+        paired, main = rows[selected], source.main
         if not twice:
-            rest = rows_not_among(one.alignment, rest, rows, one.codes)
-        parts.append((chain, one, np.append(rows, rest[: config.max_rows - len(kept)])))
-    total = max((len(rows) for _, _, rows in parts), default=len(kept) + twice)
-    shown = []
-    for chain, one, rows in parts:
-        every = np.pad(rows, (0, total - len(rows)), constant_values=-1)
-        filled = config.fill_with_query and one.kind != ChainType.PROTEIN
-        letters = np.where(one.is_gaps(every), 0, every) if filled else every
-        table = LETTERS[one.kind]
-        shown.append(ShownRows(chain, one.alignment, table, letters, every, one.main, len(rows)))
-    return RowPlan(tuple(shown), total, len(kept))
+            main = unpaired_rows(source.alignment, main, paired, source.codes)
+        msas.append((chain, source, np.append(paired, main[: config.max_rows - len(selected)])))
+    total = max((len(msa) for _, _, msa in msas), default=len(selected) + twice)
+    plans = []
+    for chain, source, msa in msas:
+        padded = np.pad(msa, (0, total - len(msa)), constant_values=-1)
+        filled = config.fill_with_query and source.kind != ChainType.PROTEIN
+        rows = np.where(source.is_gaps(padded), 0, padded) if filled else padded
+        table = LETTERS[source.kind]
+        plans.append(ChainRows(chain, source.alignment, table, rows, padded, source.main, len(msa)))
+    return RowPlan(tuple(plans), total, len(selected))
 
 
-def _chain_rows(alignment: Alignment, kind: int, pairs: bool, config: ProtenixConfig) -> _ChainRows:
+def _candidates(
+    alignment: Alignment, kind: int, pairs: bool, config: ProtenixConfig
+) -> _Candidates:
     query = np.zeros(1, np.int64)
     files: dict[int, tuple[str, ...]] = {
         ChainType.PROTEIN: config.main_sources,
@@ -103,13 +105,13 @@ def _chain_rows(alignment: Alignment, kind: int, pairs: bool, config: ProtenixCo
     main = alignment.first_of_equal(main) if len(main) else query
     paired = query
     if pairs and kind == ChainType.PROTEIN:
-        found = alignment.first_of_equal(alignment.rows_of(*config.pair_sources))
-        paired = found if len(found) else query
-    return _ChainRows(alignment, kind, paired, main, *_code_rows(alignment, LETTERS[kind]))
+        distinct = alignment.first_of_equal(alignment.rows_of(*config.pair_sources))
+        paired = distinct if len(distinct) else query
+    return _Candidates(alignment, kind, paired, main, *_code_rows(alignment, LETTERS[kind]))
 
 
 def _code_rows(alignment: Alignment, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of distinct rows by their codes, and which rows are gaps alone."""
+    """Numbers of distinct rows, equal where their codes are, and a mask of rows of gaps."""
     letters = alignment.letters
     numbers = np.arange(len(letters))
     present = np.bincount(letters.ravel(), minlength=GAP + 1) > 0
@@ -123,30 +125,32 @@ def _code_rows(alignment: Alignment, table: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _paired(
-    chains: Sequence[_ChainRows | None], config: ProtenixConfig
+    chains: Sequence[_Candidates | None], config: ProtenixConfig
 ) -> Integer[np.ndarray, "P c"]:
-    """Which of its paired rows every chain has, the query first; -1 for none.
+    """Index among each chain's `paired` rows in every pair, the query first; -1 for none.
 
-    Species of most chains come first, then those that come first in the chains.
+    Species of the most chains come first, then those that come first in the chains.
     """
-    once = {id(one): one for one in chains if one is not None}
-    numbers = species_numbers([one.alignment for one in once.values()])
-    none = np.zeros(0, np.int64)
-    species, orders = {id(None): none}, {id(None): none}
-    for every, (key, one) in zip(numbers, once.items(), strict=True):
-        species[key] = every[one.paired]
+    distinct = {id(chain): chain for chain in chains if chain is not None}
+    numbers = species_numbers([chain.alignment for chain in distinct.values()])
+    empty = np.zeros(0, np.int64)
+    species, orders = {id(None): empty}, {id(None): empty}
+    for row_species, (key, chain) in zip(numbers, distinct.items(), strict=True):
+        species[key] = row_species[chain.paired]
         orders[key] = _order(species[key], config)
-    table = SpeciesRows.of(*([one[id(chain)] for chain in chains] for one in (species, orders)))
-    has = table.counts > 0
-    shared = has.sum(1)
-    fewest = np.where(has, table.counts, config.max_rows_of_species).min(1)
+    table = SpeciesRows.of(
+        [species[id(chain)] for chain in chains], [orders[id(chain)] for chain in chains]
+    )
+    has_species = table.counts > 0
+    num_chains = has_species.sum(1)
+    fewest = np.where(has_species, table.counts, config.max_rows_of_species).min(1)
     fewest = np.minimum(fewest, config.max_rows_of_species)
-    order = np.argsort(has.argmax(1), kind="stable")
+    order = np.argsort(has_species.argmax(1), kind="stable")
     blocks, total, limit = [np.zeros([1, len(chains)], np.int64)], 0, config.max_rows // 2
-    for count in range(int(shared.max(initial=0)), 1, -1):
-        own = order[shared[order] == count]
-        which, rank = np.repeat(own, fewest[own]), numbers_within(fewest[own])
-        block = table.taken(which[:, None], rank[:, None])
+    for count in range(int(num_chains.max(initial=0)), 1, -1):
+        shared = order[num_chains[order] == count]
+        number, rank = np.repeat(shared, fewest[shared]), numbers_within(fewest[shared])
+        block = table.select(number[:, None], rank[:, None])
         blocks.append(block[ranked_pairs(block, config)])
         total += len(block)
         if total >= limit:
@@ -155,10 +159,10 @@ def _paired(
 
 
 def _order(species: Integer[np.ndarray, " P"], config: ProtenixConfig) -> np.ndarray:
-    """Rows by species, those without one first."""
+    """Order of rows by species, those without one first."""
     if not config.unstable_order:
         return np.argsort(species, kind="stable")
-    # Protenix sorts objects, whose order among equals is another than that of numbers.
+    # Protenix sorts objects, which numpy orders differently among equals than numbers.
     order: np.ndarray = species.astype(object).argsort()
     return order
 

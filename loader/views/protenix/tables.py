@@ -11,10 +11,10 @@ from evofeed.base.shapes import Integer
 from evofeed.loader.views.columns import (
     RESTYPES,
     UNKNOWN,
-    references,
+    reference_columns,
+    representative_atoms,
     residue_codes,
     split_tokens,
-    standing_atoms,
     structure_columns,
     token_columns,
 )
@@ -35,16 +35,16 @@ def protenix_view(
     alignments: Mapping[int, str],
     components: ComponentTable,
 ) -> ProtenixView:
-    """The whole entry as Protenix sees it.
+    """The whole entry as Protenix reads it.
 
-    Types and letters of the components say what a residue is.
+    The type and letter of its component determine the type of a residue.
 
     Raises:
         MoleculeMissing: a reference molecule is absent, or an atom of it.
     """
     present = section.atom_row >= 0
     titles = section.residue_name.tolist()
-    columns = references(section, np.arange(len(titles)), titles, molecules)
+    columns = reference_columns(section, np.arange(len(titles)), titles, molecules)
     columns["atom_element"] = element_numbers(section.atom_element)
     chain = np.repeat(np.arange(len(section.chain_name)), np.diff(section.chain_residue))
     polymer = _polymers(record, section)
@@ -57,12 +57,12 @@ def protenix_view(
     # A token for every standard residue, and for every atom of others.
     standard = (residue_codes(section.residue_name) >= 0) & (kind != ChainType.LIGAND)
     tokens = split_tokens(section, standard)
-    centre, apart = standing_atoms(section, standard, tokens)
-    split = (tokens.atoms == 1) & (np.diff(section.residue_atom)[tokens.residue] > 1)
+    centre, distogram = representative_atoms(section, standard, tokens)
+    atomized = (tokens.atoms == 1) & (np.diff(section.residue_atom)[tokens.residue] > 1)
     return ProtenixView(
         **structure_columns(record, section, present, alignments, single=True),
         **columns,
-        **token_columns(tokens, types, centre, apart, split, present[centre]),
+        **token_columns(tokens, types, centre, distogram, atomized, present[centre]),
         chain_sym=section.chain_copy.astype(np.int32),
         chain_asym=section.chain_number.astype(np.int32),
         chain_polymer=polymer,
@@ -74,33 +74,33 @@ def protenix_view(
 def canonical_sequences(
     record: EntryRecord, section: RulesetSection, components: ComponentTable
 ) -> dict[int, str]:
-    """Letters of every polymer's residues, X for those without one, by the section's entity."""
-    found: dict[int, str] = {}
+    """One-letter sequence of every polymer, X for residues without a letter, by entity."""
+    sequences: dict[int, str] = {}
     polymer = _polymers(record, section)
     for chain, entity in enumerate(section.chain_entity.tolist()):
         if polymer[chain] != ChainType.LIGAND:
             low, high = section.chain_residue[chain : chain + 2]
             names = section.residue_name[low:high].tolist()
             monomers = record.entities[record.chain_entity[section.chain_asym[chain]]].monomers
-            for place, number in enumerate(section.residue_index[low:high].tolist()):
+            for index, number in enumerate(section.residue_index[low:high].tolist()):
                 if 0 < number <= len(monomers) and monomers[number - 1] in ("ASX", "GLX"):
-                    names[place] = monomers[number - 1]  # renamed in the structure alone
-            letters = [one.one_letter if (one := components.get(name)) else "" for name in names]
-            found[entity] = "".join(one if len(one) == 1 else "X" for one in letters)
-    return found
+                    names[index] = monomers[number - 1]  # renamed in the structure alone
+            letters = [components[name].one_letter if name in components else "" for name in names]
+            sequences[entity] = "".join(x if len(x) == 1 else "X" for x in letters)
+    return sequences
 
 
 def _polymers(record: EntryRecord, section: RulesetSection) -> Integer[np.ndarray, " C"]:
     kinds = [
-        POLYMERS.get(one.polymer, OTHER_POLYMER) if one.polymer or one.monomers else LIGAND
-        for one in record.entities
+        POLYMERS.get(entity.polymer, OTHER_POLYMER) if entity.polymer or entity.monomers else LIGAND
+        for entity in record.entities
     ]
-    found: np.ndarray = np.array(kinds, np.uint8)[record.chain_entity[section.chain_asym]]
-    return found
+    polymers: np.ndarray = np.array(kinds, np.uint8)[record.chain_entity[section.chain_asym]]
+    return polymers
 
 
 def _canonical(component: Component | None, kind: int) -> int:
-    """Row of `RESTYPES` of the letter that a component has in sequences."""
+    """Index in `RESTYPES` of the letter of a component in sequences."""
     letter = component.one_letter if component else ""
     if kind == ChainType.PROTEIN:
         return RESTYPES.index(_AMINO_ACIDS.get(letter, "UNK"))
@@ -117,31 +117,31 @@ def query_alignments(
     components: ComponentTable,
     aligned: Collection[int],
 ) -> dict[int, Alignment]:
-    """The sequence alone of every polymer that is not among the aligned ones, by entity.
+    """Alignments of only the sequence of every polymer that is not `aligned`, by entity.
 
-    Protenix shows a polymer without an alignment its own sequence, DNA always.
+    In Protenix a polymer without an alignment, DNA always, has its own sequence.
     """
     sequences = canonical_sequences(record, section, components)
     return {
-        entity: _alone(f"sequence of entity {entity}", sequence)
+        entity: _single_sequence(f"sequence of entity {entity}", sequence)
         for entity, sequence in sequences.items()
         if entity not in aligned
     }
 
 
-def _alone(name: str, sequence: str) -> Alignment:
-    one = np.zeros(1, np.int32)
-    none = np.zeros(0, np.int32)
+def _single_sequence(name: str, sequence: str) -> Alignment:
+    zero = np.zeros(1, np.int32)
+    empty = np.zeros(0, np.int32)
     return Alignment(
         name=name,
         sources=("query",),
         letters=letter_codes(np.frombuffer(sequence.encode(), np.uint8))[None],
-        row_letters=one,
-        row_source=one,
-        row_species=one - 1,
-        row_gapless=one.astype(np.int64),
+        row_letters=zero,
+        row_source=zero,
+        row_species=zero - 1,
+        row_gapless=zero.astype(np.int64),
         species=(),
         deletion_start=np.zeros(2, np.int64),
-        deletion_column=none,
-        deletion_count=none,
+        deletion_column=empty,
+        deletion_count=empty,
     )

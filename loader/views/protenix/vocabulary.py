@@ -1,4 +1,4 @@
-"""Protenix's codes: residues, letters of alignments, places of atoms in standard residues."""
+"""Protenix's codes: residues, letters of alignments, atom order of standard residues."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ _ATOMS: Final = {
 
 
 def atoms_of(residue: str) -> list[str]:
-    """Atoms of a standard residue in their places, without that of the last one of a chain."""
+    """Atoms of a standard residue in order, without the terminal OXT."""
     return [atom for atom in _ATOMS[residue] if atom != "OXT"]
 
 
-def _packed(names: Integer[np.ndarray, "A 4"]) -> Integer[np.ndarray, " A"]:
+def _pack(names: Integer[np.ndarray, "A 4"]) -> Integer[np.ndarray, " A"]:
     packed: np.ndarray = np.ascontiguousarray(names.astype(np.uint8)).view(np.uint32)[:, 0]
     return packed.astype(np.int64)
 
 
 def _atom_table() -> tuple[np.ndarray, np.ndarray]:
-    keys, places = [], []
+    keys, indices = [], []
     for code, name in enumerate(RESTYPES):
         atoms = np.array(_ATOMS[name])
-        keys.append((code << 32) + _packed(name_codes(atoms)))
-        places.append(np.arange(len(atoms)))
+        keys.append((code << 32) + _pack(name_codes(atoms)))
+        indices.append(np.arange(len(atoms)))
     order = np.argsort(np.concatenate(keys))
-    return np.concatenate(keys)[order], np.concatenate(places)[order]
+    return np.concatenate(keys)[order], np.concatenate(indices)[order]
 
 
-_KEYS, _PLACES = _atom_table()
+_KEYS, _INDICES = _atom_table()
 
 
-def standard_places(
+def standard_atom_index(
     residue: Integer[np.ndarray, " A"], names: Integer[np.ndarray, "A 4"]
 ) -> Integer[np.ndarray, " A"]:
-    """Place of atoms among the atoms of their residue; 0 in residues that are not standard."""
-    keys = (residue << 32) + _packed(names)
-    found = np.minimum(np.searchsorted(_KEYS, keys), len(_KEYS) - 1)
-    return np.where(_KEYS[found] == keys, _PLACES[found], 0)
+    """Index of atoms in their standard residue; 0 for atoms that are not in one."""
+    keys = (residue << 32) + _pack(names)
+    row = np.minimum(np.searchsorted(_KEYS, keys), len(_KEYS) - 1)
+    return np.where(_KEYS[row] == keys, _INDICES[row], 0)
 
 
-def is_named(names: Integer[np.ndarray, "A 4"], *wanted: str) -> np.ndarray:
-    """Whether atoms have one of these names, `bool[A]`."""
-    return np.isin(_packed(names), _packed(name_codes(np.array(wanted))))
+def is_named(names: Integer[np.ndarray, "A 4"], *atom_names: str) -> np.ndarray:
+    """True for atoms with one of these names, `bool[A]`."""
+    return np.isin(_pack(names), _pack(name_codes(np.array(atom_names))))

@@ -149,8 +149,8 @@ def samples(entries: Entries, project: str) -> dict[Any, dict[str, np.ndarray]]:
 def numbers(value: Any) -> np.ndarray:
     """What is laid out, of zeros the others by their places."""
     if isinstance(value, Sparse):
-        rest = np.ones(len(value.at)) if value.values is None else value.values
-        return np.unique(np.stack([value.at, rest]), axis=1)
+        rest = np.ones(len(value.indices)) if value.values is None else value.values
+        return np.unique(np.stack([value.indices, rest]), axis=1)
     return value.value if isinstance(value, OnHost) else value
 
 

@@ -18,7 +18,7 @@ from evofeed.loader.packed import fill_slot, pack_sample
 from evofeed.loader.unpack import unpack_sample
 from evofeed.loader.views.config import OpenFold3Config
 from evofeed.loader.views.entry_view import OTHER_POLYMER, ChainType, EntryView, ProtenixView
-from evofeed.loader.views.laid import Laid, longer
+from evofeed.loader.views.laid import Laid, pad
 from evofeed.loader.views.openfold3.features import fill_templates
 from evofeed.loader.views.openfold3.templates import lay_out_templates
 from evofeed.protein.molecules import ELEMENTS, numbered
@@ -112,7 +112,7 @@ def template_features(
     """OpenFold3's features of drawn templates, and of the tokens' `asym_id`."""
     drawn = {name: value for name, value in packed.items() if name != "asym_id"}
     laid = lay_out_templates(drawn, config)
-    laid["asym_id"] = longer(packed["asym_id"], config.token_budget)
+    laid["asym_id"] = pad(packed["asym_id"], config.token_budget)
     made = slotted(laid)
     fill_templates(made)
     return {name: value for name, value in made.items() if name.startswith("template_")}

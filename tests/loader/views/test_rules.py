@@ -44,15 +44,15 @@ def test_partly_paired_rows_are_gaps_and_gaps_leave_the_main_rows() -> None:
     config = OpenFold3Config(main_sources=("uniprot_hits",), subsample_main=False)
     plan = plan_rows(view, np.arange(4), made, SampleDraws(1), config)
     assert plan.num_paired == 3
-    assert [one.rows[:3].tolist() for one in plan.shown] == [
+    assert [chain.rows[:3].tolist() for chain in plan.chains] == [
         [0, 1, 2],
         [0, 1, 2],
         [0, 1, -1],
         [0, -1, -1],
     ]
     # Rows that were paired are not there again, but the query is.
-    assert [one.rows[3:].tolist() for one in plan.shown] == [[0, -1], [0, -1], [0, -1], [0, 1]]
-    assert [one.depth for one in plan.shown] == [4, 4, 4, 5]
+    assert [chain.rows[3:].tolist() for chain in plan.chains] == [[0, -1], [0, -1], [0, -1], [0, 1]]
+    assert [chain.depth for chain in plan.chains] == [4, 4, 4, 5]
 
 
 def test_too_many_pairs_are_cut_by_products_that_may_overflow() -> None:
@@ -67,7 +67,7 @@ def test_too_many_pairs_are_cut_by_products_that_may_overflow() -> None:
             max_paired_rows=1000, wrapped_products=wrapped, subsample_main=False, main_sources=()
         )
         plan = plan_rows(view, np.arange(7), made, SampleDraws(1), config)
-        rows[wrapped] = plan.shown[0].rows[1 : plan.num_paired]
+        rows[wrapped] = plan.chains[0].rows[1 : plan.num_paired]
     np.testing.assert_array_equal(rows[False], np.arange(1, 1001))
     number = np.arange(1, count + 1, dtype=np.int64)
     product = np.ones(count, np.int64)
