@@ -58,8 +58,9 @@ def serve(
         from evofeed.service.settings import load_settings
 
         named = _pairs(dataset or [])
-        given: dict[str, Any] = {"host": host, "port": port, "workers": workers, "datasets": named}
-        settings = load_settings(**{n: v for n, v in given.items() if v not in (None, "", {})})
+        set_here: dict[str, Any] = {"host": host, "port": port, "workers": workers}
+        set_here |= {"datasets": named}
+        settings = load_settings(**{n: v for n, v in set_here.items() if v not in (None, "", {})})
         if not auth:
             settings = settings.model_copy(update={"auth": "off"})
         if migrate:
@@ -137,9 +138,9 @@ def _announce(settings: ServiceSettings, url: str, token: str, as_json: bool) ->
     gc.enable()
 
 
-def _pairs(given: list[str]) -> dict[str, str]:
+def _pairs(texts: list[str]) -> dict[str, str]:
     pairs = {}
-    for item in given:
+    for item in texts:
         name, equals, uri = item.partition("=")
         if not equals or not uri:
             raise typer.BadParameter(f"{item!r}: write NAME=URI", param_hint="--dataset")

@@ -17,7 +17,7 @@ class Metrics:
     def __init__(self, folder: str | None = None) -> None:
         self._folder = folder
         self.registry = CollectorRegistry()
-        self._found: dict[tuple[str, str, int], tuple[Any, Any, Any]] = {}
+        self._series: dict[tuple[str, str, int], tuple[Any, Any, Any]] = {}
         registry, per = self.registry, ["endpoint"]
         self.requests = Counter(
             "evofeed_requests_total", "Requests answered.", [*per, "method", "status"],
@@ -32,19 +32,19 @@ class Metrics:
         self.datasets = Gauge("evofeed_datasets", "Datasets registered.", **newest)
         self.jobs = Gauge("evofeed_jobs", "Jobs by state.", ["state"], **newest)
 
-    def request(self, endpoint: str, method: str, status: int, seconds: float, sent: int) -> None:
+    def request(self, endpoint: str, method: str, status: int, seconds: float, size: int) -> None:
         """Count one answered request."""
         key = (endpoint, method, status)
-        if key not in self._found:  # to look three up costs as much as half of a request
-            self._found[key] = (
+        if key not in self._series:  # to look three up costs as much as half of a request
+            self._series[key] = (
                 self.requests.labels(endpoint, method, str(status)),
                 self.seconds.labels(endpoint),
                 self.sent.labels(endpoint),
             )
-        requests, spent, nbytes = self._found[key]
+        requests, spent, nbytes = self._series[key]
         requests.inc()
         spent.observe(seconds)
-        nbytes.inc(sent)
+        nbytes.inc(size)
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""

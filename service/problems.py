@@ -1,7 +1,7 @@
-"""What a refused request answers: problem JSON with a code, what is wrong, and the next step.
+"""The answers to refused requests: problem JSON with a code, a message and the next step.
 
-RFC 9457 (`application/problem+json`) with two members of our own: `code`, a
-stable word for programs, and `next`, what the caller should do about it.
+RFC 9457 (`application/problem+json`) with two added members: `code`, a
+stable word for programs, and `next`, what the caller should do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from evofeed.base.errors import (
 _log = logging.getLogger("evofeed.service")
 TICKETS = ("/ticket/", "/result/", "/template/")
 """Routes of ColabFold's protocol, whose clients read `id` and `status` of every answer."""
-_GONE = 499  # as nginx has it: the client hung up before its request was whole
+_GONE = 499  # nginx's code: the client closed the connection before its request was complete
 
 
 class Problem(ServiceError):
@@ -114,8 +114,8 @@ def as_problem(error: Exception) -> Problem | None:
             # Its address stays in the log.
             _log.warning("the database does not answer: %s", str(error).splitlines()[0][:300])
             hint = "retry shortly; shards, indexes and manifests go on for known tokens"
-            what = "the service's database does not answer"
-            return Problem(503, "database_away", what, next=hint, wait=2)
+            message = "the service's database does not answer"
+            return Problem(503, "database_away", message, next=hint, wait=2)
     return None
 
 
@@ -134,21 +134,21 @@ def _invalid(error: RequestValidationError) -> Problem:
 
 def _from_http(request: Request, error: HTTPException) -> Problem:
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_").replace("-", "_")
-    what, headers = str(error.detail), dict(error.headers or {})
-    if error.status_code in (404, 405):  # nobody here raises those: the router found nothing
-        what = f"no route {request.method[:16]} {request.url.path[:100]!r}"
+    message, headers = str(error.detail), dict(error.headers or {})
+    if error.status_code in (404, 405):  # raised by the router alone: no route matched
+        message = f"no route {request.method[:16]} {request.url.path[:100]!r}"
     if error.status_code == 405:  # the router only knows the methods of the first route it found
-        there = [r for r in request.app.routes if r.path_regex.match(request.url.path)]
-        methods = {method for route in there for method in route.methods}
+        routes = [r for r in request.app.routes if r.path_regex.match(request.url.path)]
+        methods = {method for route in routes for method in route.methods}
         headers["Allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
     hint = "see /openapi.json for the routes there are"
-    return Problem(error.status_code, code, what, next=hint, headers=headers)
+    return Problem(error.status_code, code, message, next=hint, headers=headers)
 
 
 def unexpected(error: Exception, request_id: str) -> Problem:
     """The answer to our own bug: nothing of it leaves the log."""
     _log.error("unexpected error, request %s", request_id, exc_info=error)
-    hint = f"give the request id {request_id} to whoever runs the service"
+    hint = f"give the request id {request_id} to the service's operator"
     return Problem(500, "internal_error", "the service failed on this request", next=hint)
 
 
@@ -158,7 +158,7 @@ def install_problems(app: FastAPI, page: Callable[[Request, Problem], Response |
     def answer(request: Request, error: Exception) -> Response:
         match error:
             case ClientDisconnect():
-                return Response(status_code=_GONE)  # nobody reads it; it is counted
+                return Response(status_code=_GONE)  # never read, only counted
             case RequestValidationError():
                 problem = _invalid(error)
             case HTTPException():

@@ -1,10 +1,10 @@
-"""Refs: what must hold when they move, how they move, and where they have been.
+"""Refs: the conditions for moving them, their moves and their history.
 
-A policy is checked by the service, for a PUT and for a job alike. The history is a chain without
-gaps, whoever moves a ref: the store's compare-and-swap moves it; the database remembers. Whoever
-finds a ref ahead of its history (a reader, another mover, the next service after a crash) enters
-a move by `store`: somebody past the service, or a mover that swaps and has not entered that yet.
-That one then puts its name there; so does whoever asks again for a move whose answer was lost.
+The service checks a policy for a PUT and for a job alike. The history has no gaps: the store's
+compare-and-swap moves a ref, and the database records it. A reader, another mover or the next
+service after a crash that sees a ref ahead of its history records a move by `store`: by a writer
+that bypassed the service, or by a mover that has not recorded its own yet. That mover then puts
+its name there; so does a repeated request for a move whose answer was lost.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from evofeed.store.inner import Clusters, Ref, index_schema, overlap
 
 _LATE: Final = {"column": "release_date", "op": ">=", "value": "2021-10-01"}
 _MOST: Final = 10_000
-_STORE: Final = "store"  # who moves a ref past the service
+_STORE: Final = "store"  # the mover of a ref that bypassed the service
 
 
 class Apart(Body):
-    """A dataset that must share no sequence with what a ref points at."""
+    """A dataset that must not share a sequence with the ref's snapshot."""
 
     dataset: NewName
     ref: NewName = "main"
@@ -44,35 +44,33 @@ class Apart(Body):
 
 
 class Policy(Body, json_schema_extra={"examples": [{"reviewer": "admin", "forbid": [_LATE]}]}):
-    """What must hold whenever a ref moves, by whatever request or job."""
+    """The conditions for moving a ref, for every request and job."""
 
     protected: bool = Field(False, description="it does not move at all")
-    reviewer: Literal["publish", "admin"] = Field(
-        "publish", description="scope that whoever moves it needs"
-    )
+    reviewer: Literal["publish", "admin"] = Field("publish", description="scope needed to move it")
     forbid: list[dict[str, Any]] = Field(
         [], max_length=16, description="filters that no chain of its snapshot may pass"
     )
     apart_from: list[Apart] = Field(
-        [], max_length=4, description="test sets that its snapshot must share no sequence with"
+        [], max_length=4, description="test sets that must not share a sequence with its snapshot"
     )
 
 
 def require_movable(policy: Policy, ref: str, principal: Principal) -> None:
-    """Refuse whoever may not move a ref, before anything is read."""
+    """Refuse a caller that may not move a ref, before anything is read."""
     for needed in ("publish", policy.reviewer):
         if needed not in principal.scopes:
             hint = "have a token with that scope move it: PUT /v1/datasets/{name}/refs/{ref}"
-            what = f"moving ref {ref!r} needs the scope {needed!r}"
-            raise Problem(403, "forbidden", what, next=hint)
+            message = f"moving ref {ref!r} needs the scope {needed!r}"
+            raise Problem(403, "forbidden", message, next=hint)
     if policy.protected:
         hint = "move another ref, or have an admin change its policy"
-        what = f"ref {ref!r} is protected: it does not move"
-        raise Problem(409, "ref_protected", what, next=hint)
+        message = f"ref {ref!r} is protected: it does not move"
+        raise Problem(409, "ref_protected", message, next=hint)
 
 
 class Refs:
-    """The refs of a service's datasets. All of it raises Problem 404: there is no such dataset."""
+    """The refs of a service's datasets. Every method raises Problem 404 for an unknown dataset."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog, self._database = catalog, catalog.database
@@ -110,18 +108,18 @@ class Refs:
             return None
 
     def get(self, dataset: str, ref: str) -> Ref:
-        """As `note`, without the database where the ref is what it was."""
-        found = self._catalog.view(dataset).ref(ref)
+        """As `note`, without the database if the ref has not moved."""
+        current = self._catalog.view(dataset).ref(ref)
         key = self._catalog.known(dataset).id, ref
-        if self._noted.get(key) != found.digest:
-            found = self.note(dataset, ref)
+        if self._noted.get(key) != current.digest:
+            current = self.note(dataset, ref)
             if len(self._noted) >= _MOST:
                 self._noted.clear()
-            self._noted[key] = found.digest
-        return found
+            self._noted[key] = current.digest
+        return current
 
     def note(self, dataset: str, ref: str) -> Ref:
-        """Where a ref points; a move that is not in the history yet is entered.
+        """Where a ref points; a move that is not in the history yet is recorded.
 
         Raises:
             DatasetMissing: there is no such ref.
@@ -130,17 +128,17 @@ class Refs:
         while True:
             with self._database.read() as session:
                 before = _last(session, dataset_id, ref)
-            found = view.ref(ref)
-            if before is not None and before.digest == found.digest:
-                return found
+            current = view.ref(ref)
+            if before is not None and before.digest == current.digest:
+                return current
             with self._database.write() as session:
                 if not _locked(session, dataset_id):
-                    return found
+                    return current
                 last = _last(session, dataset_id, ref)
                 if (last and last.id) == (before and before.id):
-                    _catch_up(session, dataset_id, ref, found.digest, found.updated_at)
-                    return found
-            # Others entered a move after we had looked: what we saw may be older than that.
+                    _catch_up(session, dataset_id, ref, current.digest, current.updated_at)
+                    return current
+            # Another move was recorded after the read above, which may be older than it.
 
     def history(
         self, dataset: str, ref: str, limit: int, before: int | None = None
@@ -173,11 +171,11 @@ class Refs:
         dataset_id = self._catalog.dataset(dataset).id
         policy = self.policy(dataset, ref)
         require_movable(policy, ref, principal)
-        # Never point at what is not there, nor at what may not be there.
+        # The snapshot must exist and satisfy the policy.
         if digest is not None:
             self._require_snapshot(dataset, digest, policy)
         if self.digest(dataset, ref) is not None:
-            now = self.note(dataset, ref)  # so that the history knows where we begin
+            now = self.note(dataset, ref)  # the history must hold the current digest
             if expect == digest == now.digest:
                 return now
         with self._database.read() as session:
@@ -189,8 +187,7 @@ class Refs:
         try:
             moved = self._catalog.view(dataset).move_ref(ref, digest, expect)
         except RefConflict:
-            # A request that came twice, or a job that died once it had moved the ref: it is as
-            # asked.
+            # A repeated request, or a job that died after moving the ref: it is where it should be.
             twice = digest is not None and (expect is not None or job_id is not None)
             if not twice or self.digest(dataset, ref) != digest:
                 raise
@@ -201,7 +198,7 @@ class Refs:
         return moved
 
     def _enter(self, dataset: str, mine: RefMove, since: int, moved: Ref | None) -> None:
-        """Name the mover of a move that was entered from a row on; enter one that was `moved`."""
+        """Name the mover of a recorded move, from a row on; record one that was `moved`."""
         with self._database.write() as session:
             if not _locked(session, mine.dataset_id):  # removed meanwhile, with its history
                 return
@@ -210,9 +207,9 @@ class Refs:
             if row := session.scalar(query.order_by(RefMove.id).limit(1)):
                 row.principal, row.job_id, row.message = mine.principal, mine.job_id, mine.message
             elif moved is not None:
-                at = moved.updated_at
-                _catch_up(session, mine.dataset_id, mine.ref, mine.previous, at)
-                mine.moved_at = _unix(at)
+                moved_at = moved.updated_at
+                _catch_up(session, mine.dataset_id, mine.ref, mine.previous, moved_at)
+                mine.moved_at = _unix(moved_at)
                 session.add(mine)
             else:
                 return
@@ -229,12 +226,12 @@ class Refs:
         """
         index = self._catalog.snapshot(dataset, digest).index
         for number, where in enumerate(policy.forbid):
-            if found := len(forbidden := rows.matching(index, where)):
+            if count := len(forbidden := rows.matching(index, where)):
                 names = ", ".join(index["chain_id"].take(pa.array(forbidden[:5])).to_pylist())
-                more = ", ..." if found > 5 else ""
-                what = f"{found} chains pass forbid[{number}]: {names}{more}"
+                more = ", ..." if count > 5 else ""
+                message = f"{count} chains pass forbid[{number}]: {names}{more}"
                 hint = "leave them out and commit again"
-                raise Problem(409, "forbidden_chains", what, next=hint)
+                raise Problem(409, "forbidden_chains", message, next=hint)
         for apart in policy.apart_from:
             other = self._catalog.view(apart.dataset).ref(apart.ref).digest
             theirs = self._catalog.snapshot(apart.dataset, other).index["chain_id"].to_pylist()
@@ -243,21 +240,22 @@ class Refs:
 
 def _require_apart(mine: list[str], theirs: list[str], apart: Apart) -> None:
     clusters = None if apart.clusters is None else Clusters(apart.clusters, closed=True)
-    found = overlap(mine, theirs, clusters)
-    if found.shared:
-        pairs = ", ".join(f"{chain} ({its})" for chain, its in found.shared[:5])
-        what = f"{len(found.shared)} chains share a sequence with {apart.dataset!r}: {pairs}"
-    elif found.unclustered:
-        names = ", ".join(found.unclustered[:5])
-        what = f"{len(found.unclustered)} chains are in no cluster, so nobody can tell: {names}"
+    shared = overlap(mine, theirs, clusters)
+    if shared.shared:
+        pairs = ", ".join(f"{chain} ({its})" for chain, its in shared.shared[:5])
+        message = f"{len(shared.shared)} chains share a sequence with {apart.dataset!r}: {pairs}"
+    elif shared.unclustered:
+        names = ", ".join(shared.unclustered[:5])
+        count = len(shared.unclustered)
+        message = f"{count} chains are in no cluster, so their similarity is unknown: {names}"
     else:
         return
     hint = "`evofeed snapshots overlap` lists them all; leave them out and commit again"
-    raise Problem(409, "not_apart", what, next=hint)
+    raise Problem(409, "not_apart", message, next=hint)
 
 
 def _locked(session: Session, dataset_id: int) -> bool:
-    """True if the dataset is there; PostgreSQL: one at a time then writes its history."""
+    """True if the dataset exists; in PostgreSQL its row stays locked for writing its history."""
     return session.get(DatasetRow, dataset_id, with_for_update=True) is not None
 
 
@@ -272,19 +270,21 @@ def _last(session: Session, dataset_id: int, ref: str) -> RefMove | None:
     return newest
 
 
-def _catch_up(session: Session, dataset_id: int, ref: str, digest: str | None, at: str) -> None:
-    """Enter what led from the last move to `digest` (None: to there being no such ref)."""
+def _catch_up(
+    session: Session, dataset_id: int, ref: str, digest: str | None, moved_at: str
+) -> None:
+    """Record the missing move from the last one to `digest` (None: the ref was deleted)."""
     last = _last(session, dataset_id, ref)
     where = (last.digest or None) if last else None
     if where != digest:
         move = RefMove(dataset_id=dataset_id, ref=ref, digest=digest or "", previous=where)
-        move.moved_at, move.principal, move.message = _unix(at), _STORE, ""
+        move.moved_at, move.principal, move.message = _unix(moved_at), _STORE, ""
         session.add(move)
         session.flush()
 
 
-def _unix(at: str) -> float:
+def _unix(text: str) -> float:
     try:
-        return datetime.datetime.fromisoformat(at).timestamp()
+        return datetime.datetime.fromisoformat(text).timestamp()
     except ValueError:
-        return time.time()  # an empty or foreign time in the ref's file
+        return time.time()  # an empty or malformed time in the ref's file

@@ -1,4 +1,4 @@
-"""Answers of the database, remembered for a moment or while it is away."""
+"""A short-lived cache of the database's answers, which bridges its outages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from evofeed.service.problems import Problem
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 AWAY: Final = (DBAPIError, PoolTimeout)
-"""What SQLAlchemy raises while the database does not answer."""
+"""SQLAlchemy's errors while the database does not answer."""
 TRUST: Final = 1.0
-"""Seconds for which an answer is not asked for again: what others change is seen after that."""
+"""Seconds for which an answer is reused; other processes' changes are seen after that."""
 _MOST: Final = 10_000
-_PAUSE: Final = 1.0  # a database that did not answer is not waited for again for so long
+_PAUSE: Final = 1.0  # seconds until a database that did not answer is asked again
 
 
 class Remembered(Generic[_K, _V]):
-    """The last answers by what was asked; safe to use from many threads.
+    """The last answer by key; safe to use from many threads.
 
-    For `grace` seconds an answer counts while the database is away.
+    While the database is away, an answer is valid for `grace` seconds.
     """
 
     def __init__(self, grace: float) -> None:
@@ -36,19 +36,19 @@ class Remembered(Generic[_K, _V]):
         self._lock = threading.Lock()
 
     def known(self, key: _K) -> _V | None:
-        """The answer, if it need not be asked for again."""
-        found = self._answers.get(key)
-        return found[0] if found and time.monotonic() < found[1] + TRUST else None
+        """The cached answer, if it is newer than `TRUST` seconds."""
+        entry = self._answers.get(key)
+        return entry[0] if entry and time.monotonic() < entry[1] + TRUST else None
 
     def get(self, key: _K, ask: Callable[[], _V], *, without_database: bool = True) -> _V:
-        """The answer of `ask`, or the last one where that is new enough or the database is away.
+        """The answer of `ask`, or the cached one if it is new enough or the database is away.
 
         Raises:
-            Problem: of `ask`; what was known before is forgotten then, also while it is away.
-            DBAPIError: the database is away, and nothing is known.
+            Problem: from `ask`; the cached answer is then dropped, for outages too.
+            DBAPIError: the database is away, and no answer is cached.
         """
-        if (found := self.known(key)) is not None:
-            return found
+        if (answered := self.known(key)) is not None:
+            return answered
         old = self._answers.get(key) if without_database else None
         if old is not None and time.monotonic() > old[1] + self._grace:
             old = None
@@ -73,7 +73,7 @@ class Remembered(Generic[_K, _V]):
         return answer
 
     def forget(self, key: _K | None = None) -> None:
-        """One answer (None: all of them) does not hold any more."""
+        """Drop one answer (None: all of them)."""
         with self._lock:
             self._changes += 1
             if key is None:

@@ -1,4 +1,4 @@
-"""The application, and running it: in the foreground, or beside a test, a demo or a notebook."""
+"""The application, and running it: in the foreground, or within a test, a demo or a notebook."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _AGAIN_SECONDS: Final = 2.0
 _START_SECONDS: Final = 30.0
 _HELD_SECONDS: Final = 3.0
 """A port may be that of a service that was killed, whose workers are about to notice."""
-_WORKER_SECONDS: Final = 30  # a worker that says nothing for so long is replaced
+_WORKER_SECONDS: Final = 30  # a worker without a heartbeat for so long is replaced
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -53,7 +53,7 @@ def listen(host: str, port: int) -> socket.socket:
     while True:
         try:
             listener.bind((host, port))
-            listener.listen(2048)  # whoever connects before a worker answers waits
+            listener.listen(2048)  # clients that connect before a worker answers wait
             return listener
         except OSError as error:
             if time.monotonic() < end and error.errno == errno.EADDRINUSE:
@@ -74,7 +74,7 @@ def base_url(listener: socket.socket) -> str:
 
 
 @contextmanager
-def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
+def serving(served: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
     """A running service, as long as the block lasts.
 
     It runs in a thread of this process, on a free loopback port unless the
@@ -85,7 +85,7 @@ def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
             dataset = Dataset.open(f"{url}/v1/datasets/demo")
 
     Args:
-        what: settings, or datasets to serve, name to URI.
+        served: settings, or datasets to serve, name to URI.
 
     Yields:
         The base URL, such as `http://127.0.0.1:40123`.
@@ -94,17 +94,17 @@ def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
         ServiceError: it did not start.
     """
     with ExitStack() as stack:
-        if not isinstance(what, ServiceSettings):
-            what = ServiceSettings(
+        if not isinstance(served, ServiceSettings):
+            served = ServiceSettings(
                 home=stack.enter_context(scratch_folder("evofeed-serve-")),
                 database_url=SecretStr(""),
-                datasets={name: str(uri) for name, uri in what.items()},
+                datasets={name: str(uri) for name, uri in served.items()},
                 host="127.0.0.1",
                 port=0,
                 auth="read",  # it is open to every user of this machine
             )
-        listener = stack.enter_context(closing(listen(what.host, what.port)))
-        app = create_app(what)
+        listener = stack.enter_context(closing(listen(served.host, served.port)))
+        app = create_app(served)
         server = uvicorn.Server(_config(app))
         thread = _start(server, listener)
         try:
@@ -118,7 +118,7 @@ def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
 def serve_workers(settings: ServiceSettings, announce: Callable[[str], None]) -> None:
     """Serve with `settings.workers` processes, uvicorn's, until SIGINT or SIGTERM.
 
-    A worker that dies or hangs is replaced; whoever connects meanwhile waits.
+    A worker that dies or hangs is replaced; clients that connect meanwhile wait.
 
     Raises:
         ServiceError: the port is taken, or the service cannot start.
@@ -224,7 +224,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         version=__version__,
         description=_ABOUT,
         lifespan=lifespan,
-        openapi_url=None,  # served by a scoped route of ours
+        openapi_url=None,  # served by a route with a scope
         docs_url=None,  # FastAPI's pages load scripts from a CDN; the dashboard has its own
         redoc_url=None,
         separate_input_output_schemas=False,
@@ -237,6 +237,6 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     describe_api(app)
     app.add_middleware(Edge, settings=service.settings, metrics=service.metrics)
     if proxies := service.settings.trusted_proxies:
-        # nginx writes X-Forwarded-For; of nobody who is not named here is anything believed.
+        # nginx writes X-Forwarded-For; only the proxies named here are trusted.
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(proxies))
     return app

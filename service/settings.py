@@ -60,7 +60,7 @@ class ServiceSettings(BaseSettings):
     """Host names clients may use; empty: any, or only loopback names when auth is off."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies in front, such as `10.0.0.5` or `10.0.0.0/8`: what they say
-    in X-Forwarded-For and X-Forwarded-Proto is believed, and of nobody else."""
+    in X-Forwarded-For and X-Forwarded-Proto is trusted, and no others."""
     auth: Literal["auto", "on", "read", "off"] = "auto"
     """Who is asked for a token: everybody; `auto` also prints one at start if the address is a
     loopback one. `read`: only who writes. `off`: nobody, every user of this machine is admin."""
@@ -81,7 +81,7 @@ class ServiceSettings(BaseSettings):
     max_queued_jobs: int = Field(default=100, ge=1)
     """Jobs that may wait."""
     msa_databases: dict[str, str] = {}
-    """What `/ticket/msa` searches (JSON): `uniref`; `env`, the environmental database; `env_pair`,
+    """The databases of `/ticket/msa` (JSON): `uniref`; `env`, the environmental one; `env_pair`,
     that of rows to pair; `pdb`, templates, a database of mmseqs. Each a path as `evofeed search
     --db` takes it. Empty: nothing."""
     msa_templates: str = ""
@@ -95,7 +95,7 @@ class ServiceSettings(BaseSettings):
     msa_max_waiting: int = Field(default=50, ge=1)
     """Tickets of one principal that may wait."""
     job_databases: dict[str, str] = {}
-    """What jobs with a recipe search (JSON), by the roles of recipes (docs/search.md): paths."""
+    """The databases of jobs with a recipe (JSON): paths by role, as docs/search.md names them."""
     job_workers: int = Field(default=0, ge=0)
     """Workers a job may have; 0: one per core."""
     job_memory: int = Field(default=16 << 30, ge=1 << 20)
@@ -112,7 +112,7 @@ class ServiceSettings(BaseSettings):
     """Path of nginx' internal location that is an alias of `/`, such as `/_shards`: shards of local
     datasets are then sent by the nginx in front, by sendfile. Empty: the service sends them."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
-    """What `evofeed serve` writes to standard error; INFO adds a JSON line for each request."""
+    """The log level of `evofeed serve` on standard error; INFO adds a JSON line per request."""
     url_seconds: int = Field(default=900, ge=60, le=86400)
     """Seconds a presigned URL is good for; never longer than the token that asked for it."""
 
@@ -177,12 +177,12 @@ class ServiceSettings(BaseSettings):
 
     @property
     def auth_on(self) -> bool:
-        """True if whoever changes something needs a token."""
+        """True if changing something needs a token."""
         return self.auth != "off"
 
     @property
     def reading_is_free(self) -> bool:
-        """True if nobody needs a token to read."""
+        """True if reading needs no token."""
         return self.auth in ("off", "read")
 
     @property
@@ -215,8 +215,8 @@ def load_settings(**changes: Any) -> ServiceSettings:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        what = first["msg"].removeprefix("Value error, ")
-        raise ServiceError(f"setting {field} (EVOFEED_{field.upper()}): {what}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise ServiceError(f"setting {field} (EVOFEED_{field.upper()}): {message}") from None
     except SettingsError as error:  # it names the field, and nothing else that a user knows
         field = str(error).partition('"')[2].partition('"')[0]
         raise ServiceError(
@@ -227,8 +227,8 @@ def load_settings(**changes: Any) -> ServiceSettings:
 
 def _refuse_misspelt(names: Iterable[str]) -> None:
     """A guard such as EVOFEED_ATUH=on must not be passed over in silence."""
-    known = [f"EVOFEED_{field.upper()}" for field in ServiceSettings.model_fields]
+    settings = [f"EVOFEED_{field.upper()}" for field in ServiceSettings.model_fields]
     for name in names:
-        near = difflib.get_close_matches(name, known, 1, _MISSPELT)
-        if name.startswith("EVOFEED_") and name not in known and near:
+        near = difflib.get_close_matches(name, settings, 1, _MISSPELT)
+        if name.startswith("EVOFEED_") and name not in settings and near:
             raise ServiceError(f"no setting {name}; did you mean {near[0]}?")

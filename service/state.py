@@ -63,7 +63,7 @@ class Service:
             raise
 
     def close(self) -> None:
-        """Interrupt the jobs, let go of files and connections."""
+        """Interrupt the jobs, close files and connections."""
         self.stopping.set()
         self.work.close()
         self.leader.close()
@@ -95,7 +95,7 @@ class CursorSigner:
     def write(self, row: int, digest: str, query: str) -> str:
         """A cursor that continues at `row` of exactly this listing of a snapshot.
 
-        It stays that snapshot if a ref moves on meanwhile; `query` is all else it depends on.
+        It keeps its snapshot if the ref moves meanwhile; `query` is all else it depends on.
         """
         text = self._cursors.dumps([row, digest, _hash(query)])
         return text if isinstance(text, str) else text.decode()
@@ -103,15 +103,15 @@ class CursorSigner:
     def read(self, cursor: str, query: str) -> tuple[int, str]:
         """The row and the snapshot a cursor continues at."""
         try:
-            row, digest, asked = self._cursors.loads(cursor)
+            row, digest, hashed = self._cursors.loads(cursor)
         except (BadData, UnicodeError):
             raise bad_cursor("the cursor was not made by this service") from None
-        if asked != _hash(query):
+        if hashed != _hash(query):
             raise bad_cursor("the cursor belongs to another filter, dataset or set of columns")
         return int(row), str(digest)
 
     def word(self, text: str) -> str:
-        """A word that nobody without the key can make from `text`."""
+        """A signature of `text`, which needs the key."""
         return self._words.get_signature(text.encode("utf-8", "surrogatepass")).decode()
 
 
@@ -119,16 +119,17 @@ def _hash(query: str) -> str:
     return hashlib.sha256(query.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def bad_cursor(what: str) -> Problem:
-    """The problem of a cursor that cannot go on."""
-    return Problem(422, "bad_cursor", what, next="send `next` back unchanged, with the same query")
+def bad_cursor(message: str) -> Problem:
+    """The problem of an invalid cursor."""
+    hint = "send `next` back unchanged, with the same query"
+    return Problem(422, "bad_cursor", message, next=hint)
 
 
 _TICK: Final = 0.5
 
 
 class Duty(Protocol):
-    """What one process does for all."""
+    """Work that one process does for all of them."""
 
     def start(self) -> None:
         """Begin."""
@@ -141,8 +142,8 @@ class Leader:
     """Begins the duties once this process holds the database's lock of that name.
 
     A lock ends with its process, or with its connection: then another process begins. This one
-    goes on too until it holds the lock again, which harms nothing: whatever a duty takes up is
-    taken in a transaction.
+    continues too until it holds the lock again, which is harmless: duties claim their work in
+    transactions.
     """
 
     def __init__(self, database: Database, name: str, duties: Sequence[Duty]) -> None:

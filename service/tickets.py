@@ -58,7 +58,7 @@ def wanted_databases(mode: str) -> tuple[str, ...]:
 
 
 def expansion(mode: str) -> Literal["filter", "nofilter", "pair"]:
-    """What becomes of the members of clusters."""
+    """How members of clusters are expanded: `pair`, `filter` or `nofilter`."""
     if mode.startswith("pair"):
         return "pair"
     return "nofilter" if "nofilter" in mode.split("-") else "filter"
@@ -87,8 +87,8 @@ class TicketQueue:
         with self._database.write() as session:
             self._database.alone(session, f"tickets {self._place}")
             if ticket.state == PENDING and (session.scalar(waiting) or 0) >= self._max_waiting:
-                what = f"{self._max_waiting} tickets of yours wait"
-                raise Problem(429, "rate_limited", what, next="wait 10 s", wait=10)
+                message = f"{self._max_waiting} tickets of yours wait"
+                raise Problem(429, "rate_limited", message, next="wait 10 s", wait=10)
             ticket.place, ticket.made_at = self._place, time.time()
             session.merge(ticket)
 
@@ -131,7 +131,7 @@ class TicketQueue:
                     row.state = ERROR if ticket.id in failed else COMPLETE
 
     def forget(self) -> None:
-        """Tickets that nobody has fetched for long are gone; their results stay in the cache."""
+        """Delete tickets that were not fetched for long; their results stay in the cache."""
         old = TicketRow.made_at < time.time() - _KEEP
         with self._database.write() as session:
             session.execute(delete(TicketRow).where(self._ours, old))
@@ -190,9 +190,9 @@ class Tickets:
             InputError: no sequences, or none that can be searched.
         """
         if not self.databases:
-            hint = "whoever runs it sets EVOFEED_MSA_DATABASES, see docs/search.md"
-            what = "this service has no databases to search"
-            raise Problem(404, "no_search", what, next=hint)
+            hint = "its operator sets EVOFEED_MSA_DATABASES, see docs/search.md"
+            message = "this service has no databases to search"
+            raise Problem(404, "no_search", message, next=hint)
         names, sequences = parse_query(text)
         if not MODES.match(mode):
             raise InputError(f"no mode {mode[:40]!r}: env, all, pairgreedy, ...")
@@ -201,9 +201,9 @@ class Tickets:
             id=hashlib.sha256(parts.encode()).hexdigest()[:43], principal=principal, names=names,
             sequences=sequences, mode=mode, state=PENDING, message="", taken_at=0.0,
         )  # fmt: skip
-        known = self.queue.find(ticket.id)
-        if known is not None and known.state in (PENDING, RUNNING):
-            return known
+        waiting = self.queue.find(ticket.id)
+        if waiting is not None and waiting.state in (PENDING, RUNNING):
+            return waiting
         if self._found(ticket) is not None:
             ticket.state = COMPLETE
         self.queue.add(ticket)
@@ -216,15 +216,15 @@ class Tickets:
         return ticket if ticket and ticket.principal == principal else None
 
     def result(self, ticket: TicketRow) -> bytes:
-        """What a complete ticket asked for, as tar.gz.
+        """The result of a complete ticket, as tar.gz.
 
         Raises:
-            InputError: it is in the cache no more: a database was replaced since.
+            InputError: it left the cache because a database was replaced.
         """
-        found = self._found(ticket)
-        if found is None:
-            raise InputError("a database was replaced since: hand it in again", item=ticket.id)
-        return search.packed_tar(dict(self._files(ticket, found)))
+        alignments = self._found(ticket)
+        if alignments is None:
+            raise InputError("a database was replaced since: submit it again", item=ticket.id)
+        return search.packed_tar(dict(self._files(ticket, alignments)))
 
     def templates(self, names: Sequence[str]) -> bytes:
         """Alignments and structures of templates, as tar.gz.
@@ -234,8 +234,8 @@ class Tickets:
         """
         if not self.settings.msa_templates or self.settings.msa_mmcif is None:
             raise Problem(404, "not_found", "this service has no templates", next="see its docs")
-        place = self.settings.msa_templates, str(self.settings.msa_mmcif)
-        return search.pack_templates(names, *place)
+        databases = self.settings.msa_templates, str(self.settings.msa_mmcif)
+        return search.pack_templates(names, *databases)
 
     def _databases(self, mode: str) -> list[search.Database]:
         names = wanted_databases(mode)
@@ -249,30 +249,30 @@ class Tickets:
         mode = tickets[0].mode
         config = search.SearchConfig.colabfold(expansion=expansion(mode))
         options = search.SearchOptions(workers=self.settings.msa_workers)
-        what = (list(sequences), self._databases(mode), config, options, self._cache)
-        return search.Search(*what, executor=executor)
+        inputs = (list(sequences), self._databases(mode), config, options, self._cache)
+        return search.Search(*inputs, executor=executor)
 
     def _found(self, ticket: TicketRow) -> dict[tuple[str, str], bytes] | None:
         """Its results by sequence and database, if the cache has all."""
-        asked = self._search([ticket], None)
-        found = asked.cached_results()
-        if found is None:
+        lookup = self._search([ticket], None)
+        paths = lookup.cached_results()
+        if paths is None:
             return None
-        names = [database.name for database in asked.databases]
-        return {(s, names[i]): self._cache.read(one) for (s, i), one in found.items()}
+        names = [database.name for database in lookup.databases]
+        return {(s, names[i]): self._cache.read(path) for (s, i), path in paths.items()}
 
     def _files(
-        self, ticket: TicketRow, found: Mapping[tuple[str, str], bytes]
+        self, ticket: TicketRow, alignments: Mapping[tuple[str, str], bytes]
     ) -> Iterator[tuple[str, bytes]]:
         """The files of a result, by name."""
         a3ms = {
-            db.name: [as_a3m(found[s, db.name]) for s in ticket.sequences]
+            db.name: [as_a3m(alignments[s, db.name]) for s in ticket.sequences]
             for db in self._databases(ticket.mode)
             if not db.is_template
         }
         if ticket.mode.startswith("pair"):
             complete = "complete" in ticket.mode
-            paired = (search.pair(one, complete=complete) for one in a3ms.values())
+            paired = (search.pair(texts, complete=complete) for texts in a3ms.values())
             yield "pair.a3m", b"".join(blocks_of(ticket.names, blocks) for blocks in paired)
             return
         if "env" in wanted_databases(ticket.mode) and "env" not in self.databases:
@@ -282,7 +282,7 @@ class Tickets:
         hits = (
             name.encode() + b"\t" + line.partition(b"\t")[2] + b"\n"
             for name, sequence in zip(ticket.names, ticket.sequences, strict=True)
-            for line in found.get((sequence, "pdb"), b"").splitlines()
+            for line in alignments.get((sequence, "pdb"), b"").splitlines()
         )
         yield "pdb70.m8", b"".join(hits)
 
@@ -323,8 +323,8 @@ class Tickets:
     def _do(self, batch: Sequence[TicketRow], executor: jobs.Executor) -> dict[str, str]:
         """Search what tickets ask for; why, by id, for those that failed."""
         try:
-            with contextlib.closing(self._search(batch, executor)) as asked:
-                _, broken = asked.run()
+            with contextlib.closing(self._search(batch, executor)) as running:
+                _, broken = running.run()
         except EvofeedError as error:  # whose path is the operator's affair
             _log.error("a batch of tickets failed: %s", error)
             return {ticket.id: error.message for ticket in batch}
@@ -342,14 +342,14 @@ def form_of(kind: str, body: bytes) -> dict[str, str]:
     """Fields of a form, as browsers and programs send them.
 
     Raises:
-        InputError: it is no form, or not in ASCII.
+        InputError: it is not a form, or not in ASCII.
     """
     try:
         if kind.lower().startswith("multipart/form-data"):
             head = f"Content-Type: {kind}\n\n".encode()
             form = {}
-            whole = email.message_from_bytes(head + body, policy=email.policy.HTTP)
-            for part in whole.iter_parts():
+            message = email.message_from_bytes(head + body, policy=email.policy.HTTP)
+            for part in message.iter_parts():
                 data = part.get_payload(decode=True)
                 name = part.get_param("name", "", "content-disposition")
                 form[str(name)] = data.decode("ascii") if isinstance(data, bytes) else ""
@@ -382,7 +382,7 @@ def parse_query(text: str) -> tuple[list[str], list[str]]:
 
 
 def as_a3m(data: bytes) -> bytes:
-    """A result as A3M, whatever program wrote it."""
+    """A result in A3M, from any search program's format."""
     return data if data.startswith(b">") else search.to_a3m(search.read_any(data))
 
 

@@ -11,7 +11,7 @@ ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
 
 
 class RowFilters(TypedDict, total=False):
-    """What chains and complexes are filtered by; all that are given must hold."""
+    """Filters of chains and complexes; all must match."""
 
     where: Mapping[str, Any] | None
     columns: Sequence[str] | None
@@ -37,7 +37,7 @@ class RowFilters(TypedDict, total=False):
 
 
 class JobOptions(TypedDict, total=False):
-    """What a job may be asked for besides its dataset and its input."""
+    """Options of a job besides its dataset and its input."""
 
     ref: str | None  # moves to the snapshot, `main` if not given; None: nothing does
     message: str  # why, for the ref's history
@@ -54,12 +54,12 @@ class JobOptions(TypedDict, total=False):
 
 
 class PolicyRules(TypedDict, total=False):
-    """What must hold when a ref moves."""
+    """The conditions for moving a ref."""
 
     protected: bool  # it does not move at all
-    reviewer: Literal["publish", "admin"]  # scope that whoever moves it needs
+    reviewer: Literal["publish", "admin"]  # scope needed to move it
     forbid: Sequence[Mapping[str, Any]]  # filters that no chain of its snapshot may pass
-    apart_from: Sequence[Mapping[str, Any]]  # datasets it must share no sequence with
+    apart_from: Sequence[Mapping[str, Any]]  # datasets that must not share a sequence with it
 
 
 State = Literal["queued", "running", "cancelling", "cancelled", "succeeded", "failed"]
@@ -126,7 +126,7 @@ class Move:
         digest: where it points since; empty: it was deleted.
         previous: where it pointed; None: it was new.
         moved_at: ISO 8601 UTC.
-        principal: who moved it; `store`: somebody past the service.
+        principal: who moved it; `store`: a writer that bypassed the service.
         job: the job that moved it, if one did.
     """
 

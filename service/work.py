@@ -1,6 +1,6 @@
 """Where endpoints run: each dataset has threads of its own, and each request a time limit.
 
-A store that hangs holds up the threads of its dataset and nobody else's. Work that walks
+A store that hangs blocks the threads of its own dataset only. Work that walks
 whole indexes has fewer threads, apart from those that hand out bytes, and one caller can
 only have so much of it waiting. Threads that are stuck in a store are left behind, not
 waited for.
@@ -22,7 +22,7 @@ from evofeed.service.problems import Problem
 _T = TypeVar("_T")
 _THREADS: Final = 16  # of a dataset, for what is short
 _HEAVY_THREADS: Final = 2  # of a dataset, for what walks its index: they compute, and we have cores
-_MAX_POOLS: Final = 256  # the longest unused are let go
+_MAX_POOLS: Final = 256  # the least recently used are closed
 _MAX_WAITING: Final = 500  # requests of a dataset
 _NEVER: Final = float("inf")
 _until: contextvars.ContextVar[float] = contextvars.ContextVar("evofeed_until")
@@ -46,7 +46,7 @@ class Work:
         heavy: bool = False,
         seconds: float | None = None,
     ) -> _T:
-        """What `function` returns, from a thread of the dataset's (or of those without one).
+        """Run `function` in a thread of the dataset's pool (of a shared one without a dataset).
 
         Raises:
             Problem: 503, it took too long; as `require_room`.
@@ -64,7 +64,7 @@ class Work:
 
         work = self._pool(dataset, heavy).submit(context.run, function)
         self._waiting.update(keys)
-        work.add_done_callback(finished)  # also when nobody waits for it any more
+        work.add_done_callback(finished)  # also after the request has timed out
         try:
             async with asyncio.timeout(seconds) as clock:
                 return await asyncio.wrap_future(work)
@@ -97,18 +97,18 @@ class Work:
 
 
 def require_time() -> None:
-    """Stop here if the request's time is up: nobody waits for the answer any more."""
+    """Raise if the request has run out of time."""
     if time.monotonic() > _until.get(_NEVER):
         raise too_slow(None)
 
 
 def too_slow(seconds: float | None) -> Problem:
     """The problem of a request that took too long."""
-    what = f"no answer within {seconds:g} s" if seconds else "this takes too long"
+    message = f"no answer within {seconds:g} s" if seconds else "this takes too long"
     hint = "retry later, or ask for less at once; if it stays, the dataset's store hangs"
-    return Problem(503, "too_slow", what, next=hint, wait=5)
+    return Problem(503, "too_slow", message, next=hint, wait=5)
 
 
-def _too_many(status: int, what: str) -> Problem:
+def _too_many(status: int, message: str) -> Problem:
     hint = "wait for their answers, then ask again"
-    return Problem(status, "too_many_at_once", what, next=hint, wait=1)
+    return Problem(status, "too_many_at_once", message, next=hint, wait=1)

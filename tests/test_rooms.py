@@ -60,7 +60,7 @@ BUDGET = {
     "featurize": 19_843,
     "store": 7_311,
     "loader": 12_090,
-    "service": 8_219,
+    "service": 8_234,
     "trainer": 12_031,
     "kernels": 16_300,
     "synth": 1_863,

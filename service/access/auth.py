@@ -31,10 +31,10 @@ from evofeed.service.remembered import Remembered
 from evofeed.service.views import Token
 
 SCOPES: Final = ("read", "publish", "jobs", "admin")
-"""What a token may: look; move refs and register; run jobs; tokens, audit and removal."""
+"""Rights of a token: read; move refs and register; run jobs; tokens, audit and removal."""
 
 PUBLIC: Final = "public"
-"""What a route needs that anybody may call."""
+"""The scope of routes that need no token."""
 COOKIE: Final = "evofeed_session"
 SESSION_SECONDS: Final = 7 * 86_400
 _TOKEN = re.compile(r"evf_(local|[0-9a-f]{16})_([A-Za-z0-9_-]{43})")
@@ -108,7 +108,7 @@ def create_token(
     ends = [now + seconds] if seconds is not None else []
     with database.write() as session:
         # Locked: it must not be revoked while it makes another.
-        # What a start prints is no parent: what is made with it stays, as what the shell makes.
+        # The token printed at a start is not a parent: tokens made with it outlive it.
         maker = "" if principal == LOCAL.id else principal
         parent = session.get(TokenRow, maker, with_for_update=True)
         if parent is not None:
@@ -144,11 +144,11 @@ def revoke_token(database: Database, token_id: str, principal: str = "local") ->
         # And all that were made with it, and with those.
         tree = select(TokenRow.id).where(TokenRow.id == token_id).cte("family", recursive=True)
         tree = tree.union(select(TokenRow.id).where(TokenRow.parent == tree.c.id))
-        for one in session.scalars(select(tree.c.id)).all():
-            row = session.get_one(TokenRow, one, with_for_update=True)
+        for child_id in session.scalars(select(tree.c.id)).all():
+            row = session.get_one(TokenRow, child_id, with_for_update=True)
             if row.revoked_at is None:
                 row.revoked_at = time.time()
-                record(session, principal, "token.revoke", one)
+                record(session, principal, "token.revoke", child_id)
 
 
 def tokens_after(database: Database, after: str = "", limit: int | None = None) -> list[Token]:
@@ -183,7 +183,7 @@ def _authenticated(database: Database, token: str) -> TokenRow:
 
 
 def principal_of(row: TokenRow) -> Principal:
-    """The principal of a token; whoever administers the service may look at it."""
+    """The principal of a token, for administrators."""
     scopes = frozenset(row.scopes)
     return Principal(
         row.id,
@@ -202,7 +202,7 @@ def holder_of(database: Database, principal: str) -> Principal:
     """
     with database.read() as session:
         row = session.get(TokenRow, principal)
-    if row is None and principal == LOCAL.id:  # the service asked nobody for a token
+    if row is None and principal == LOCAL.id:  # the service needs no token
         return LOCAL
     if row is None:
         raise unauthorized("the token is not known")
@@ -254,16 +254,16 @@ def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-def unauthorized(what: str) -> Problem:
-    """The problem of whoever could not be identified."""
+def unauthorized(message: str) -> Problem:
+    """The problem of a caller without a valid token."""
     hint = "set EVOFEED_TOKEN, or send `Authorization: Bearer evf_...`; "
     hint += "`evofeed tokens create` makes one"
     challenge = {"WWW-Authenticate": 'Bearer realm="evofeed"'}
-    return Problem(401, "unauthorized", what, next=hint, headers=challenge)
+    return Problem(401, "unauthorized", message, next=hint, headers=challenge)
 
 
-def _forbidden(what: str) -> Problem:
-    return Problem(403, "forbidden", what, next="ask whoever runs the service for a wider token")
+def _forbidden(message: str) -> Problem:
+    return Problem(403, "forbidden", message, next="ask the service's operator for a wider token")
 
 
 class Authority:
@@ -279,8 +279,8 @@ class Authority:
 
     def known(self, token: str, session: str) -> Principal | None:
         """The principal of a token, if the database need not be asked."""
-        found = self._known.known(_named(token, session))
-        return found if found is not None and not _expired(found) else None
+        principal = self._known.known(_named(token, session))
+        return principal if principal is not None and not _expired(principal) else None
 
     def principal(self, token: str, session: str, *, reads_bytes: bool) -> Principal:
         """The principal of a token, or a browser's session where there is no token.
@@ -289,12 +289,12 @@ class Authority:
             Problem: 401.
             DBAPIError: the database is away, and nothing is known of them.
         """
-        found = self._known.get(
+        principal = self._known.get(
             _named(token, session), lambda: self._ask(token, session), without_database=reads_bytes
         )
-        if _expired(found):
+        if _expired(principal):
             raise unauthorized("the token has expired")
-        return found
+        return principal
 
     def _ask(self, token: str, session: str) -> Principal:
         if token or not session:
@@ -312,7 +312,7 @@ class Authority:
         return principal_of(row)
 
     def sign_in(self, token: str) -> str:
-        """A session for whoever has this token, as the text of its cookie (raises Problem: 401)."""
+        """A session for the token's holder, as the text of its cookie (raises Problem: 401)."""
         row = _authenticated(self._database, token)
         return self._signer(row).sign(row.id).decode()
 
@@ -331,8 +331,8 @@ class Authority:
     def _signer(self, row: TokenRow) -> TimestampSigner:
         """For one token, and no more for it once it has another secret or has signed out."""
         with self._database.read() as session:
-            kept = session.get(SecretRow, f"sessions {row.id}")
-        salt = b"session" + row.secret_sha256 + (kept.value if kept else b"")
+            secret = session.get(SecretRow, f"sessions {row.id}")
+        salt = b"session" + row.secret_sha256 + (secret.value if secret else b"")
         return TimestampSigner(self._key, salt=salt, digest_method=hashlib.sha256)
 
     def forget(self) -> None:

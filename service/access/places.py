@@ -92,7 +92,7 @@ def require_root(
     place = canonical_place(uri)
     roots = [canonical_root(root) for root in open_to_all]
     if (open_to_all or settings.auth_on) and not _inside(uri, place, roots):
-        raise _closed(uri, f"ask whoever runs the service to add its folder to {variable}")
+        raise _closed(uri, f"ask the service's operator to add its folder to {variable}")
     if principal.roots is not None and not _inside(uri, place, principal.roots):
         raise _closed(uri, "ask for a token whose roots include it; GET /v1/me shows yours")
     if datasets and principal.datasets is not None and principal.roots is None:
@@ -104,10 +104,10 @@ def _inside(uri: str, place: str, roots: Sequence[str]) -> bool:
     return ".." not in uri.split("/") and any(below(place, root) for root in roots)
 
 
-def _no_place(uri: str, wanted: str) -> Problem:
-    return Problem(422, "bad_uri", f"{uri[:200]!r} is not allowed here", next=f"give {wanted}")
+def _no_place(uri: str, setting: str) -> Problem:
+    return Problem(422, "bad_uri", f"{uri[:200]!r} is not allowed here", next=f"give {setting}")
 
 
 def _closed(uri: str, what_next: str) -> Problem:
-    what = f"{uri[:200]!r} is in no folder that may be named here"
-    return Problem(403, "place_not_allowed", what, next=what_next)
+    message = f"{uri[:200]!r} is in no folder that may be named here"
+    return Problem(403, "place_not_allowed", message, next=what_next)

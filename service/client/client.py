@@ -1,4 +1,4 @@
-"""A client of the service: `Client(url)`. It needs nothing but the base install.
+"""A client of the service: `Client(url)`. It needs only the base install.
 
     with Client("http://host:8461", token="evf_...") as client:
         job = client.submit("pdb", "/data/raw", message="May release")
@@ -6,7 +6,7 @@
         for chain in client.chains("pdb", max_length=384):
             ...
 
-What may pass by itself is tried again; a job is submitted with a key, so that there is one.
+Transient errors are retried; a job is submitted with a key, so that a retry makes no second one.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Client:
 
     Args:
         url: such as `http://host:8461`.
-        token: goes with every request; None: what `EVOFEED_TOKEN` holds at that moment.
+        token: sent with every request; None: the value of `EVOFEED_TOKEN` at that moment.
 
     Raises:
-        AccessDenied: of every method: there is no good token, or it may not do this.
-        ServiceError: of every method: the service refused or does not answer; the URL is none.
+        AccessDenied: from every method: the token is missing or invalid, or lacks the right.
+        ServiceError: from every method: the service refused or does not answer; the URL is invalid.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -81,11 +81,11 @@ class Client:
         return Dataset.open(url, snapshot, token=self._token)
 
     def datasets(self) -> list[str]:
-        """Names of the datasets there are."""
-        return [one["name"] for one in self._paged("/v1/datasets", "datasets", "after")]
+        """Names of all datasets."""
+        return [dataset["name"] for dataset in self._paged("/v1/datasets", "datasets", "after")]
 
     def register(self, name: str, uri: str, description: str = "") -> None:
-        """Give a place a name."""
+        """Register a dataset's location under a name."""
         new = {"name": name, "uri": uri, "description": description}
         self._send("POST", "/v1/datasets", new)
 
@@ -122,11 +122,11 @@ class Client:
     def refs(self, dataset: str) -> list[RefState]:
         """All refs of a dataset."""
         said = self._get(f"/v1/datasets/{_part(dataset)}/refs")
-        return [_made(RefState, one) for one in said["refs"]]
+        return [_view_of(RefState, ref) for ref in said["refs"]]
 
     def ref(self, dataset: str, ref: str = "main") -> RefState:
         """Where a ref points."""
-        return _made(RefState, self._get(_ref(dataset, ref)))
+        return _view_of(RefState, self._get(_ref(dataset, ref)))
 
     def move_ref(
         self, dataset: str, ref: str, digest: str, *, expect: str | None, message: str = ""
@@ -138,7 +138,7 @@ class Client:
         """
         headers = {"If-Match": f'"{expect}"'} if expect else {"If-None-Match": "*"}
         body = {"digest": digest, "message": message}
-        return _made(RefState, self._send("PUT", _ref(dataset, ref), body, headers))
+        return _view_of(RefState, self._send("PUT", _ref(dataset, ref), body, headers))
 
     def delete_ref(self, dataset: str, ref: str, *, expect: str, message: str = "") -> None:
         """Delete a ref that still points at `expect`; its history stays.
@@ -152,14 +152,14 @@ class Client:
     def history(self, dataset: str, ref: str = "main") -> Iterator[Move]:
         """Where a ref has been, newest first."""
         for move in self._paged(f"{_ref(dataset, ref)}/history", "moves", "before"):
-            yield _made(Move, move)
+            yield _view_of(Move, move)
 
     def policy(self, dataset: str, ref: str = "main") -> dict[str, Any]:
-        """What must hold when a ref moves: `protected`, `reviewer`, `forbid`, `apart_from`."""
+        """The conditions for moving a ref: `protected`, `reviewer`, `forbid`, `apart_from`."""
         return dict(self._get(f"{_ref(dataset, ref)}/policy"))
 
     def set_policy(self, dataset: str, ref: str = "main", **rules: Unpack[PolicyRules]) -> None:
-        """Replace what must hold when a ref moves; the ref need not exist yet."""
+        """Replace the conditions for moving a ref, which need not exist yet."""
         self._send("PUT", f"{_ref(dataset, ref)}/policy", rules)
 
     # jobs
@@ -170,23 +170,23 @@ class Client:
             raise TypeError(f"a job has no option {unknown[0]!r}")
         new = {"dataset": dataset, "input_uri": input_uri, **options}
         key = {"Idempotency-Key": uuid.uuid4().hex}
-        return _made(Job, self._send("POST", "/v1/jobs", new, key))
+        return _view_of(Job, self._send("POST", "/v1/jobs", new, key))
 
     def jobs(self, limit: int = 100) -> list[Job]:
         """The newest jobs."""
-        return [_made(Job, one) for one in self._get("/v1/jobs", limit=limit)["jobs"]]
+        return [_view_of(Job, job) for job in self._get("/v1/jobs", limit=limit)["jobs"]]
 
     def job(self, job_id: str) -> Job:
         """A job as it is now."""
-        return _made(Job, self._get(f"/v1/jobs/{_part(job_id)}"))
+        return _view_of(Job, self._get(f"/v1/jobs/{_part(job_id)}"))
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to stop."""
-        return _made(Job, self._send("POST", f"/v1/jobs/{_part(job_id)}/cancel"))
+        return _view_of(Job, self._send("POST", f"/v1/jobs/{_part(job_id)}/cancel"))
 
     def retry(self, job_id: str) -> Job:
         """Run a job that has ended again."""
-        return _made(Job, self._send("POST", f"/v1/jobs/{_part(job_id)}/retry", once=True))
+        return _view_of(Job, self._send("POST", f"/v1/jobs/{_part(job_id)}/retry", once=True))
 
     def wait(
         self, job_id: str, *, seconds: float = 1.0, seen: Callable[[Job], None] | None = None
@@ -208,15 +208,15 @@ class Client:
     def broken(self, job_id: str) -> list[BrokenChain]:
         """Chains of a job's last run that are in no snapshot, also while it runs."""
         path = f"/v1/jobs/{_part(job_id)}/dead-letters"
-        found: list[BrokenChain] = []
+        chains: list[BrokenChain] = []
         while True:
-            said = self._get(path, offset=len(found), limit=1000)
-            found += [_made(BrokenChain, one) for one in said["chains"]]
-            if not said["chains"] or len(found) >= said["total"]:
-                return found
+            said = self._get(path, offset=len(chains), limit=1000)
+            chains += [_view_of(BrokenChain, chain) for chain in said["chains"]]
+            if not said["chains"] or len(chains) >= said["total"]:
+                return chains
 
     def log(self, job_id: str) -> str:
-        """What a job's last run wrote."""
+        """The log of a job's last run."""
         return self._bytes(f"/v1/jobs/{_part(job_id)}/log").decode(errors="replace")
 
     # alignments
@@ -242,23 +242,23 @@ class Client:
                 raise InputError(str(ticket.get("detail", "the search failed")), path=self.url)
             time.sleep(seconds)
             answer = self._http.request("GET", f"{self._base}/ticket/{ticket['id']}")
-        found = {}
+        files = {}
         packed = self._bytes(f"/result/download/{ticket['id']}")
         try:
             with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
                 for name in tar.getnames():
                     file = tar.extractfile(name)
                     # Alignments end with a NUL, to tell one of several sequences from the next.
-                    found[name] = file.read().rstrip(b"\0") if file else b""
+                    files[name] = file.read().rstrip(b"\0") if file else b""
         except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
             raise ServiceError(f"no archive of alignments: {error}", path=self.url) from None
-        return found
+        return files
 
     # tokens
 
     def tokens(self) -> list[Token]:
         """All tokens, without their secrets."""
-        return [_made(Token, one) for one in self._paged("/v1/tokens", "tokens", "after")]
+        return [_view_of(Token, token) for token in self._paged("/v1/tokens", "tokens", "after")]
 
     def create_token(
         self,
@@ -289,8 +289,8 @@ class Client:
         return self._said(self._bytes(path, **query))
 
     def _bytes(self, path: str, **query: Any) -> bytes:
-        given = {name: _as_text(value) for name, value in query.items() if value is not None}
-        where = f"{self._base}{path}?{urlencode(given, doseq=True)}".removesuffix("?")
+        params = {name: _as_text(value) for name, value in query.items() if value is not None}
+        where = f"{self._base}{path}?{urlencode(params, doseq=True)}".removesuffix("?")
         return self._checked(self._http.request("GET", where)).body
 
     def _paged(self, path: str, name: str, after: str, **query: Any) -> Iterator[dict[str, Any]]:
@@ -312,33 +312,33 @@ class Client:
         *,
         once: bool = False,
     ) -> Any:
-        """What the service answers; a request that is to be sent `once` is not tried again."""
-        sent = dict(headers or {}) | ({"Content-Type": "application/json"} if body else {})
+        """Send a request and decode its answer; with `once`, without retries."""
+        all_headers = dict(headers or {}) | ({"Content-Type": "application/json"} if body else {})
         data = json.dumps(body).encode() if body is not None else None
         more: Any = {"attempts": 1} if once else {}
-        answer = self._http.request(method, f"{self._base}{path}", sent, data, **more)
+        answer = self._http.request(method, f"{self._base}{path}", all_headers, data, **more)
         text = self._checked(answer).body
         return self._said(text) if text else None
 
     def _said(self, text: bytes) -> _Said:
-        """An answer of the service; another's, such as a proxy's page, is a ServiceError."""
+        """A decoded answer; anything else, such as a proxy's page, is a ServiceError."""
         try:
             return _Said(parse_json(text).items())
         except (ValueError, AttributeError):
-            what = f"it answers {text[:40]!r}, as no service of evofeed: is the URL right?"
-            raise ServiceError(what, path=self.url) from None
+            message = f"it answers {text[:40]!r}, as no service of evofeed: is the URL right?"
+            raise ServiceError(message, path=self.url) from None
 
     def _checked(self, answer: Answer) -> Answer:
         if 200 <= answer.status < 300:
             return answer
         said = answer.problem
         words = [said.get("detail", f"HTTP {answer.status}"), said.get("next")]
-        what = "; ".join(str(word) for word in words if word)
-        raise _ERRORS.get(answer.status, ServiceError)(what, path=self.url)
+        message = "; ".join(str(word) for word in words if word)
+        raise _ERRORS.get(answer.status, ServiceError)(message, path=self.url)
 
 
 class _Said(dict[str, Any]):
-    """What a service said."""
+    """A decoded answer; a missing member is a ServiceError."""
 
     def __missing__(self, name: str) -> Any:
         raise ServiceError(f"an answer without {name!r}: is this an evofeed service?")
@@ -348,14 +348,14 @@ def _ref(dataset: str, ref: str) -> str:
     return f"/v1/datasets/{_part(dataset)}/refs/{_part(ref)}"
 
 
-def _made(kind: type[_T], values: Mapping[str, Any]) -> _T:
-    """What the service said, without what this client does not know yet."""
-    names = {one.name for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
+def _view_of(kind: type[_T], values: Mapping[str, Any]) -> _T:
+    """An answer as a dataclass, without fields newer than this client."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     try:
         return kind(**{name: value for name, value in values.items() if name in names})
     except (AttributeError, TypeError) as error:
-        what = f"an answer that is not a {kind.__name__} ({error}): is this an evofeed service?"
-        raise ServiceError(what) from None
+        message = f"an answer that is not a {kind.__name__} ({error}): is this an evofeed service?"
+        raise ServiceError(message) from None
 
 
 def _part(text: str) -> str:

@@ -193,8 +193,8 @@ def tag(
     Example: evofeed snapshots tag http://host:8461/v1/datasets/pdb v1 main
     """
     with _dataset(url) as (client, dataset):
-        there = {one.name: one.digest for one in client.refs(dataset)}
-        digest, expect = there.get(snapshot, snapshot), there.get(name) if move else None
+        digests = {state.name: state.digest for state in client.refs(dataset)}
+        digest, expect = digests.get(snapshot, snapshot), digests.get(name) if move else None
         ref = client.move_ref(dataset, name, digest, expect=expect, message=message)
     _print(ref, f"{ref.name:<20} {ref.digest}", as_json)
 
@@ -253,8 +253,8 @@ def create(
     from evofeed.service.access.auth import SCOPES  # which takes more than a client's install
 
     if wrong := [name for name in scope if name not in SCOPES]:
-        what = f"{wrong[0]!r} is none of {', '.join(SCOPES)}"
-        raise typer.BadParameter(what, param_hint="--scope")
+        message = f"{wrong[0]!r} is none of {', '.join(SCOPES)}"
+        raise typer.BadParameter(message, param_hint="--scope")
     seconds = days * 86_400 if days else None
     with _service(url) as service:
         token_id, text = service.create_token(
@@ -294,8 +294,8 @@ def revoke(
 
 @contextmanager
 def _service(url: str) -> Iterator[Any]:
-    """What makes tokens as `Client` does: a service, or this machine's database, so that there is a
-    first one."""
+    """The token functions of `Client`, of a service or of this machine's database (for the first
+    token)."""
     if url:
         with _client(url) as client:
             yield client
@@ -343,8 +343,8 @@ def _read_fasta(path: Path) -> dict[str, str]:
         head, _, body = record.partition("\n")
         name = (head.split() or [""])[0]
         if not name or name.startswith(".") or "/" in name or name in queries:
-            what = "give each sequence a different name that can be a folder's"
-            raise InputError(what, path=str(path), item=name[:40])
+            message = "give each sequence a different name that can be a folder's"
+            raise InputError(message, path=str(path), item=name[:40])
         queries[name] = "".join(body.split()).upper()
     if not queries:
         raise InputError("expected a FASTA file: a line beginning with > above each sequence",
@@ -353,9 +353,9 @@ def _read_fasta(path: Path) -> dict[str, str]:
 
 
 def _waited(client: Client, job: Job, as_json: bool) -> Job:
-    seen = None if as_json else lambda now: typer.echo(_line(now), err=True)
+    report = None if as_json else lambda now: typer.echo(_line(now), err=True)
     try:
-        return client.wait(job.id, seconds=2.0, seen=seen)
+        return client.wait(job.id, seconds=2.0, seen=report)
     except ServiceError:
         job = client.job(job.id)
         if not job.has_ended:
@@ -364,8 +364,8 @@ def _waited(client: Client, job: Job, as_json: bool) -> Job:
 
 
 def _why(chain: BrokenChain) -> str:
-    place = ":".join(str(part) for part in (chain.path, chain.line) if part)
-    return ": ".join(word for word in (chain.chain_id, place, chain.message) if word)
+    location = ":".join(str(part) for part in (chain.path, chain.line) if part)
+    return ": ".join(word for word in (chain.chain_id, location, chain.message) if word)
 
 
 def _show(job: Job, as_json: bool) -> None:
@@ -373,14 +373,14 @@ def _show(job: Job, as_json: bool) -> None:
 
 
 def _line(job: Job) -> str:
-    made, now = job.result, job.progress  # once it has ended, what it made
-    good, broken_ = (made.get(f"num_{name}", now.get(name, 0)) for name in ("good", "broken"))
+    result, now = job.result, job.progress  # once it has ended, what it made
+    good, broken_ = (result.get(f"num_{name}", now.get(name, 0)) for name in ("good", "broken"))
     left = now.get("seconds_left")
     eta = f", {left:.0f} s left" if isinstance(left, int | float) and not job.has_ended else ""
     error = f": {job.error}" if job.error else ""
     return f"{job.id}  {job.dataset:<16} {job.state:<10} {good} good, {broken_} broken{eta}{error}"
 
 
-def _print(what: Any, line: str, as_json: bool) -> None:
+def _print(value: Any, line: str, as_json: bool) -> None:
     """One line for people, or for machines."""
-    typer.echo(json.dumps(dataclasses.asdict(what)) if as_json else line)
+    typer.echo(json.dumps(dataclasses.asdict(value)) if as_json else line)

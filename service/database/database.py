@@ -46,7 +46,7 @@ class Database:
     With several `workers` a PostgreSQL has connections for all of them together.
 
     Raises:
-        ServiceError: the URL is none of ours, or an SQLite file's folder cannot be made.
+        ServiceError: the URL is not supported, or an SQLite file's folder cannot be made.
     """
 
     def __init__(self, url: str, workers: int = 1) -> None:
@@ -82,58 +82,58 @@ class Database:
         with Session(engine, expire_on_commit=False) as session, session.begin():
             yield session
 
-    def alone(self, session: Session, what: str) -> None:
-        """Wait until no other write transaction is alone with `what`, until this one ends.
+    def alone(self, session: Session, name: str) -> None:
+        """Wait for an exclusive lock on `name`, held until this write transaction ends.
 
-        SQLite has one writer at a time anyway; PostgreSQL is asked for a lock by that name.
+        SQLite has one writer at a time anyway; PostgreSQL takes an advisory lock.
         """
         if not self.is_sqlite:
-            session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _key(what)})
+            session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _key(name)})
 
-    def lock(self, what: str) -> bool:
-        """True if this process holds the lock of this name, also if it does from now on.
+    def lock(self, name: str) -> bool:
+        """Take a lock without waiting; true if this process holds it, also from before.
 
-        It waits for nobody. PostgreSQL's lock ends with its connection, the one beside an SQLite
-        file with the process.
+        PostgreSQL releases it when its connection ends, the file next to an SQLite database when
+        the process ends.
         """
-        held = self._locks.get(what)
+        holder = self._locks.get(name)
         if self.is_sqlite:
-            return held is not None or self._lock_file(what)
-        connection = held if isinstance(held, Connection) else self.engine.connect()
+            return holder is not None or self._lock_file(name)
+        connection = holder if isinstance(holder, Connection) else self.engine.connect()
         try:
-            ask = "SELECT :key" if held is not None else "SELECT pg_try_advisory_lock(:key)"
-            found = connection.scalar(text(ask), {"key": _key(what)}) is not False
+            ask = "SELECT :key" if holder is not None else "SELECT pg_try_advisory_lock(:key)"
+            acquired = connection.scalar(text(ask), {"key": _key(name)}) is not False
             connection.commit()
         except DatabaseError:
-            self._locks.pop(what, None)
+            self._locks.pop(name, None)
             connection.invalidate()
             connection.close()
             raise
-        if found:
-            self._locks[what] = connection
+        if acquired:
+            self._locks[name] = connection
         else:
             connection.close()
-        return found
+        return acquired
 
-    def _lock_file(self, what: str) -> bool:
-        file = os.open(f"{self._url.database}.{_key(what):08x}", os.O_RDWR | os.O_CREAT, 0o600)
+    def _lock_file(self, name: str) -> bool:
+        file = os.open(f"{self._url.database}.{_key(name):08x}", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(file)
             return False
-        self._locks[what] = file
+        self._locks[name] = file
         return True
 
-    def unlock(self, what: str) -> None:
-        """Let others have a lock."""
-        held = self._locks.pop(what, None)
-        if isinstance(held, Connection):
+    def unlock(self, name: str) -> None:
+        """Release a lock."""
+        holder = self._locks.pop(name, None)
+        if isinstance(holder, Connection):
             with contextlib.suppress(DatabaseError):
-                held.invalidate()  # a session's lock would outlive its return to the pool
-                held.close()
-        elif held is not None:
-            os.close(held)
+                holder.invalidate()  # a session's lock would outlive its return to the pool
+                holder.close()
+        elif holder is not None:
+            os.close(holder)
 
     def make_current(self) -> None:
         """Bring an embedded database up to date, and refuse a PostgreSQL that is not.
@@ -144,8 +144,8 @@ class Database:
         if self.is_sqlite:
             self.upgrade()
         elif not self.is_current():
-            what = "the database lacks the newest tables: run `evofeed serve --migrate` once"
-            raise ServiceError(what, path=self._url.render_as_string(hide_password=True))
+            message = "the database lacks the newest tables: run `evofeed serve --migrate` once"
+            raise ServiceError(message, path=self._url.render_as_string(hide_password=True))
 
     def upgrade(self) -> None:
         """Make the tables of a new database, or apply the migrations that are missing."""
@@ -169,13 +169,13 @@ class Database:
         with self._answering(), self.engine.connect() as connection:
             if not inspect(connection).has_table("alembic_version"):
                 return False
-            found = connection.scalar(text("SELECT version_num FROM alembic_version"))
-            return bool(found == newest_tables())
+            version = connection.scalar(text("SELECT version_num FROM alembic_version"))
+            return bool(version == newest_tables())
 
     def close(self) -> None:
         """Close every connection."""
-        for what in list(self._locks):
-            self.unlock(what)
+        for name in list(self._locks):
+            self.unlock(name)
         self.engine.dispose()
 
     @contextmanager
@@ -186,7 +186,7 @@ class Database:
             raise self._unusable(str(error.orig or "no answer")) from None
 
     def _make_file(self) -> None:
-        """The file for its owner alone, whatever the umask is and whoever made the folder.
+        """The file for its owner alone, for any umask, and in any folder.
 
         SQLite gives its journals the rights of the file.
         """
@@ -204,12 +204,12 @@ class Database:
 
     def _unusable(self, why: str) -> ServiceError:
         if self.is_sqlite:
-            what, hint = "cannot be used", "name a folder of yours in EVOFEED_HOME"
+            message, hint = "cannot be used", "name a folder of yours in EVOFEED_HOME"
         else:
-            what, hint = "does not answer", "start it, or unset EVOFEED_DATABASE_URL"
+            message, hint = "does not answer", "start it, or unset EVOFEED_DATABASE_URL"
         first = why.strip().splitlines()[0]
         shown = self._url.render_as_string(hide_password=True)
-        return ServiceError(f"the database {what} ({first}); {hint}", path=shown)
+        return ServiceError(f"the database {message} ({first}); {hint}", path=shown)
 
 
 def parse_url(text: str) -> URL:
@@ -218,7 +218,9 @@ def parse_url(text: str) -> URL:
     Raises:
         ServiceError: it is neither; its password must not be shown, so nothing of it is.
     """
-    with contextlib.suppress(ArgumentError, ValueError):  # the latter for a port that is no number
+    with contextlib.suppress(
+        ArgumentError, ValueError
+    ):  # the latter for a port that is not a number
         url = make_url(text)
         # In memory each of our threads would see an empty one of its own.
         in_memory = url.drivername == "sqlite" and url.database in (None, "", ":memory:")
@@ -236,8 +238,8 @@ def newest_tables() -> str:
     return names[-1].partition("_")[0].removeprefix("r")
 
 
-def _key(what: str) -> int:
-    return zlib.crc32(f"evofeed {what}".encode())
+def _key(name: str) -> int:
+    return zlib.crc32(f"evofeed {name}".encode())
 
 
 def _make_tables(connection: Connection) -> None:

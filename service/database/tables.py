@@ -1,4 +1,4 @@
-"""What the database holds: everything that changes, and nothing that does not.
+"""The tables of the database: everything that changes, and nothing that does not.
 
 Chains and manifests stay in the store, which never changes them. Times are
 seconds since 1970 (UTC), so SQLite and PostgreSQL agree to the bit.
@@ -41,7 +41,7 @@ class DatasetRow(Base):
 
 
 class RefPolicy(Base):
-    """What must hold whenever a ref moves, whoever moves it."""
+    """The conditions for moving a ref, for any caller."""
 
     __tablename__ = "ref_policies"
 
@@ -103,7 +103,7 @@ class JobRow(Base):
 
 
 class JobChain(Base):
-    """What a job has to say of a chain: `broken`, or a `note` on what was left out."""
+    """A job's message about a chain: `broken`, or a `note` on what was left out."""
 
     __tablename__ = "job_chains"
     __table_args__ = (Index("ix_job_chains_job", "job_id", "kind", "id"),)
@@ -170,7 +170,7 @@ class TicketRow(Base):
     principal: Mapped[str] = mapped_column(String(128))
     names: Mapped[list[str]] = mapped_column(JSON)  # the numbers that clients give them
     sequences: Mapped[list[str]] = mapped_column(JSON)
-    mode: Mapped[str] = mapped_column(String(40))  # as the protocol has it
+    mode: Mapped[str] = mapped_column(String(40))  # a mode of ColabFold's protocol
     state: Mapped[str] = mapped_column(String(16))
     message: Mapped[str] = mapped_column(Text, default="")
     made_at: Mapped[float]

@@ -30,9 +30,9 @@ def checked_config(
     try:
         from evofeed.featurize.job import FeaturizeConfig
     except ModuleNotFoundError as error:
-        what = f"this service cannot featurize: {error.name} is not installed"
+        message = f"this service cannot featurize: {error.name} is not installed"
         hint = "pip install 'evofeed[featurize]' where the service runs"
-        raise Problem(403, "no_jobs", what, next=hint) from None
+        raise Problem(403, "no_jobs", message, next=hint) from None
     base = FeaturizeConfig.openfold() if preset == "openfold" else FeaturizeConfig()
     config = _checked(base, changes, "config")
     limits = dataclasses.asdict(base.caps) | dict(allowed)

@@ -45,7 +45,7 @@ _JOBS: Final = select(JobRow, DatasetRow).join(DatasetRow, JobRow.dataset_id == 
 
 
 class JobQueue:
-    """The jobs of one service; a process that is silent for so long counts as dead."""
+    """The jobs of one service; a process counts as dead after `silence` seconds without a beat."""
 
     def __init__(self, database: Database, max_queued: int, silence: float = SILENCE) -> None:
         self._database, self._max_queued, self._silence = database, max_queued, silence
@@ -69,12 +69,12 @@ class JobQueue:
         )  # fmt: skip
         with self._database.write() as session:
             self._database.alone(session, "jobs")  # so that what is counted is all there is
-            if (there := session.get(JobRow, row.id)) is not None:
-                asked = (there.dataset_id, there.spec, there.message)
-                if asked != (dataset.id, spec, message):
-                    what = "this Idempotency-Key was used for another job"
-                    raise Problem(422, "idempotency", what, next="choose a new key for a new job")
-                return there
+            if (earlier := session.get(JobRow, row.id)) is not None:
+                request = (earlier.dataset_id, earlier.spec, earlier.message)
+                if request != (dataset.id, spec, message):
+                    detail = "this Idempotency-Key was used for another job"
+                    raise Problem(422, "idempotency", detail, next="choose a new key for a new job")
+                return earlier
             self._require_room(session)
             session.add(row)
             record(session, principal, "job.submit", row.id, dataset=dataset.name)
@@ -83,20 +83,20 @@ class JobQueue:
     def _require_room(self, session: Session) -> None:
         waiting = select(func.count()).where(JobRow.state == QUEUED)
         if (session.scalar(waiting) or 0) >= self._max_queued:
-            what = f"{self._max_queued} jobs wait already"
+            message = f"{self._max_queued} jobs wait already"
             hint = "wait for some to end, or cancel some"
-            raise Problem(429, "queue_full", what, next=hint, wait=60)
+            raise Problem(429, "queue_full", message, next=hint, wait=60)
 
     def get(
         self, job_id: str, datasets: Collection[str] | None = None
     ) -> tuple[JobRow, DatasetRow]:
         """A job and its dataset, one of these if given (raises Problem: 404, as of no job)."""
         with self._database.read() as session:
-            found = session.execute(_JOBS.where(JobRow.id == job_id)).one_or_none()
-        if found is None or (datasets is not None and found[1].name not in datasets):
+            row = session.execute(_JOBS.where(JobRow.id == job_id)).one_or_none()
+        if row is None or (datasets is not None and row[1].name not in datasets):
             hint = "`evofeed jobs ls URL` lists them"
             raise Problem(404, "not_found", f"no job {job_id!r}", next=hint)
-        return found[0], found[1]
+        return row[0], row[1]
 
     def newest(
         self,
@@ -113,15 +113,15 @@ class JobQueue:
         if before is not None:
             query = query.where(JobRow.created_at < before)
         with self._database.read() as session:
-            found = session.execute(query.order_by(JobRow.created_at.desc()).limit(limit))
-            return [(row[0], row[1]) for row in found]
+            rows = session.execute(query.order_by(JobRow.created_at.desc()).limit(limit))
+            return [(row[0], row[1]) for row in rows]
 
     def counts(self) -> dict[str, int]:
         """How many jobs there are in each state."""
         query = select(JobRow.state, func.count()).group_by(JobRow.state)
         with self._database.read() as session:
-            found = {state: int(count) for state, count in session.execute(query)}
-        return {state: found.get(state, 0) for state in get_args(State)}
+            rows = {state: int(count) for state, count in session.execute(query)}
+        return {state: rows.get(state, 0) for state in get_args(State)}
 
     def cancel(self, job_id: str, principal: str) -> None:
         """Ask a job to stop; one that waits is cancelled at once, one that ended stays as it is."""
@@ -137,7 +137,7 @@ class JobQueue:
                     return
 
     def requeue(self, job_id: str, principal: str) -> None:
-        """Queue a job that has ended once more, in the name of whoever asks for it."""
+        """Queue a job that has ended once more, in the name of the caller."""
         with self._database.write() as session:
             self._database.alone(session, "jobs")
             self._require_room(session)
@@ -274,8 +274,8 @@ class JobQueue:
         """The job's row, to be written; None if it is gone, or another attempt has begun."""
         with self._database.write() as session:
             job = session.get(JobRow, job_id, with_for_update=True)
-            known = job is not None and attempt in (None, job.attempts)
-            yield session, job if known else None
+            is_current = job is not None and attempt in (None, job.attempts)
+            yield session, job if is_current else None
 
 
 def _end(session: Session, job: JobRow, state: str, error: str, result: dict[str, Any]) -> None:

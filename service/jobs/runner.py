@@ -84,9 +84,9 @@ def _run_and_say(
     except Exception as error:
         if _is_away(error):
             raise
-        ours, what = isinstance(error, EvofeedError), f"{type(error).__name__}: {error}"[:2000]
+        ours, message = isinstance(error, EvofeedError), f"{type(error).__name__}: {error}"[:2000]
         _log.error("%s", error if ours else "unexpected", exc_info=None if ours else error)
-        pulse.end(jobs.FAILED, error=str(error) if ours else what, result=pulse.made)
+        pulse.end(jobs.FAILED, error=str(error) if ours else message, result=pulse.made)
         return 0 if ours else 1
     return 0
 
@@ -126,8 +126,9 @@ def _run(
     with pulse:
         if recipe := job.spec.get("recipe"):
             roles = {role.name for role in search.RECIPES[recipe].roles}
-            there = (one for one in settings.job_databases.items() if one[0] in roles or not roles)
-            databases, how = search.cook(recipe, [search.Database(*one) for one in there])
+            paths = settings.job_databases.items()
+            chosen = [search.Database(*pair) for pair in paths if pair[0] in roles or not roles]
+            databases, how = search.cook(recipe, chosen)
             out, cache = str(settings.home / "searches" / job_id), str(settings.searched)
             places = search.SearchOptions(
                 executor=options["executor"], workers=options["workers"],
@@ -137,7 +138,7 @@ def _run(
                 input_uri, out, databases, limits=limits, config=how, options=places,
                 progress=lambda _: pulse.progress(),
             )  # fmt: skip
-            missing = [{**one, "path": None, "line": None} for one in searched.broken]
+            missing = [{**chain, "path": None, "line": None} for chain in searched.broken]
             input_uri, limits = out, limits and [[*group, out, cache] for group in limits]
         host = JobHost(
             owner=job_id, retry=job.retry, found=pulse.found, move=move, waits=pulse.waits,
@@ -171,7 +172,7 @@ class _Pulse:
         self._latest: dict[str, Any] | None = None
         self._found: list[Mapping[str, Any]] = []
         self.made: dict[str, Any] = {}
-        """What the job has made, should it fail after that."""
+        """The job's result so far, kept if it fails later."""
         self._done = threading.Event()
         self._stop = ""
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -194,8 +195,8 @@ class _Pulse:
     def found(self, entries: Entries) -> None:
         """Called by the driver with what broke or was left out, as it comes."""
         for entry in entries:
-            place = ":".join(str(word) for word in (entry["path"], entry["line"]) if word)
-            words = dict.fromkeys(word for word in (entry["chain_id"], place) if word)
+            location = ":".join(str(word) for word in (entry["path"], entry["line"]) if word)
+            words = dict.fromkeys(word for word in (entry["chain_id"], location) if word)
             _log.info("%s %s: %s", entry["kind"], ": ".join(words), entry["message"])
         self._found += entries
 

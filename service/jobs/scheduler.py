@@ -107,7 +107,7 @@ class Scheduler:
                 if not away:  # once, not twice a second for as long as it is away
                     _log.error("the job queue waits for the database: %s", error.orig)
                 away = True
-            except Exception:  # whatever it was, this thread must not die of it
+            except Exception:  # this thread must survive any error
                 _log.exception("the job queue cannot be served now; trying again")
             self._wake.wait(_TICK)
             self._wake.clear()
@@ -187,7 +187,7 @@ class _Child:
     memory_kills: int | None
 
     def see_off(self) -> tuple[int, bool]:
-        """Its exit code, and whether somebody ended it; whatever it left running goes with it."""
+        """Its exit code, and true if it was killed from outside; its children are killed too."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # its own session, so only its own
         code = self.process.wait()

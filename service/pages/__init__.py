@@ -2,4 +2,4 @@
 
 from evofeed.service.pages import dataset, entry, home
 
-ROUTERS = tuple(each.router for each in (home, dataset, entry))
+ROUTERS = tuple(page.router for page in (home, dataset, entry))

@@ -70,7 +70,7 @@ class PageQuery(RowQuery):
         return {name: value for name, value in values.items() if value not in ("", [""])}
 
     def kept(self, **changes: Any) -> dict[str, Any]:
-        """What a link to the same question says; `changes` to it go back to the first page."""
+        """Parameters of a link to this query; `changes` to it lead to the first page."""
         named = self.model_dump(exclude={"cursor", "columns", "limit", "count"})
         named |= {"page": 1} | changes
         fields = type(self).model_fields
@@ -106,11 +106,11 @@ def dataset_page(
     pages = max(1, -(-len(rows) // _ROWS))
     page = min(query.page, pages)
     shown = every.select(listing.columns).take(pa.array(rows[(page - 1) * _ROWS :][:_ROWS]))
-    seen = snapshots_of(service.database, row.id, view)[:20]
+    snapshots = snapshots_of(service.database, row.id, view)[:20]
 
     def link(**changes: Any) -> str:
-        asked = urlencode(query.kept(**changes), doseq=True)
-        return f"/ui/datasets/{name}" + (f"?{asked}" if asked else "")
+        params = urlencode(query.kept(**changes), doseq=True)
+        return f"/ui/datasets/{name}" + (f"?{params}" if params else "")
 
     return render(
         "dataset.html", ctx.request, ctx.principal, dataset=row, ref=ref, refs=refs, digest=digest,
@@ -119,14 +119,14 @@ def dataset_page(
         page=page, pages=pages, charts=_charts(service, question, listing, link),
         facets=[(title, column, _facet(service, query, question, column))
                 for column, title in listing.facets],
-        snapshots=[(digest, when, view.manifest(digest)) for digest, when in seen],
+        snapshots=[(digest, when, view.manifest(digest)) for digest, when in snapshots],
         moves=service.refs.history(name, query.ref, 10),
         policy=service.refs.policy(name, query.ref),
     )  # fmt: skip
 
 
 def _question(query: PageQuery, name: str, digest: str, without: str = "") -> Question:
-    """What is asked, `without` one of the filters."""
+    """The query as a question, `without` one of the filters."""
     search = query.model_copy(update={without: None} if without else {}).search()
     where = json.dumps(search.where, sort_keys=True)
     return Question(name, digest, query.table, where, query.q)
@@ -138,8 +138,8 @@ def _charts(service: Service, question: Question, listing: Listing, link: Link) 
     charts = []
     for column, title, unit, low, high in listing.charts:
         if edges := every[column].get("edges"):
-            found = service.finder.counts(question, column, tuple(edges))
-            bars = _bins(every[column], found, link, low, high)
+            counts = service.finder.counts(question, column, tuple(edges))
+            bars = _bins(every[column], counts, link, low, high)
             step = max(1, round(len(bars) / _TICKS))
             alone = edges[1] - edges[0] == 1 and isinstance(edges[0], int)  # a value a bar
             ticks = {i + alone / 2: _short(edges[i]) for i in range(0, len(edges) - alone, step)}
@@ -154,20 +154,21 @@ def _charts(service: Service, question: Question, listing: Listing, link: Link) 
 
 
 def _bins(
-    statistics: Mapping[str, Any], found: Sequence[int], link: Link, low: str, high: str
+    statistics: Mapping[str, Any], counts: Sequence[int], link: Link, low: str, high: str
 ) -> list[Bar]:
     """A bar for each bin of a numeric column; `low` and `high` are the parameters it sets."""
-    whole = statistics["kind"] == "integer"  # a range ends below its last edge
+    is_integer = statistics["kind"] == "integer"
     bars = []
     ranges = pairwise(statistics["edges"])
-    for (a, b), total, some in zip(ranges, statistics["counts"], found, strict=True):
-        asked = {name: value for name, value in ((low, a), (high, b - whole)) if name}
-        label = _short(a) if whole and b - a == 1 else f"{_short(a)} to {_short(b - whole)}"
-        bars.append(Bar(label, total, some, link(**asked) if total else ""))
+    for (a, b), total, some in zip(ranges, statistics["counts"], counts, strict=True):
+        last = b - is_integer  # a range of integers ends below its last edge
+        params = {name: value for name, value in ((low, a), (high, last)) if name}
+        label = _short(a) if is_integer and last == a else f"{_short(a)} to {_short(last)}"
+        bars.append(Bar(label, total, some, link(**params) if total else ""))
     return bars
 
 
-def _years(values: Mapping[str, int], found: Mapping[str, int], link: Link) -> list[Bar]:
+def _years(values: Mapping[str, int], counts: Mapping[str, int], link: Link) -> list[Bar]:
     """A bar for each year, the last of them."""
     bars = []
     for year, total in list(values.items())[-_MOST:]:
@@ -175,7 +176,7 @@ def _years(values: Mapping[str, int], found: Mapping[str, int], link: Link) -> l
         if year.isdecimal() and total:
             after = f"{int(year) + 1:04d}-01-01"
             leads = link(released_from=f"{year}-01-01", released_before=after)
-        bars.append(Bar(year, total, found.get(year, 0), leads))
+        bars.append(Bar(year, total, counts.get(year, 0), leads))
     return bars
 
 
@@ -198,9 +199,9 @@ def _facet(
     fold = str.lower if column == "method" else str
     chosen = [fold(text) for text in now or ()]
     spelt = {fold(text): count for text, count in counts.items()}
-    most = sorted(spelt, key=lambda text: (-spelt[text], text))[:_FACETS]
+    shown = sorted(spelt, key=lambda text: (-spelt[text], text))[:_FACETS]
     return [
         (text, spelt.get(text, 0), text in chosen,
          [o for o in chosen if o != text] if text in chosen else [*chosen, text])
-        for text in dict.fromkeys([*most, *chosen])
+        for text in dict.fromkeys([*shown, *chosen])
     ]  # fmt: skip

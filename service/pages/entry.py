@@ -151,17 +151,17 @@ def _found(
     """A dataset or its complexes, one's row in their table, and the ids before and after it."""
     dataset: Any = service.catalog.snapshot(name, digest)
     every = service.catalog.table(name, digest, table)
-    ids, at = every.column(0), rows.row_of(every, entry_id)
-    near = [ids[i].as_py() if 0 <= i < len(ids) else None for i in (at - 1, at + 1)]
-    row = rows.rows_of(every.slice(at, 1).select(rows.columns_of(every, None)))[0]
+    ids, number = every.column(0), rows.row_of(every, entry_id)
+    near = [ids[i].as_py() if 0 <= i < len(ids) else None for i in (number - 1, number + 1)]
+    row = rows.rows_of(every.slice(number, 1).select(rows.columns_of(every, None)))[0]
     if table == "chains":
         cells = row["num_res"] * (row["num_alignments"] + 37 * 13 * row["num_templates"])
     else:
         cells, dataset = row["cost"], dataset.assemblies
     if cells > _MAX_CELLS:
-        what = f"{entry_id} has {cells:,} cells, and a page takes {_MAX_CELLS:,}"
+        message = f"{entry_id} has {cells:,} cells, and a page takes {_MAX_CELLS:,}"
         hint = "read it with evofeed.store.Dataset.open"
-        raise Problem(413, "entry_too_large", what, next=hint)
+        raise Problem(413, "entry_too_large", message, next=hint)
     return dataset, row, (near[0], near[1])
 
 
@@ -171,16 +171,20 @@ _BINS = 20
 
 def sequence_blocks(record: ChainRecord) -> list[dict[str, Any]]:
     """The sequence in lines: number of the first residue, and groups of `(letters, resolved)`."""
-    known = np.isfinite(ca_trace(record)[:, 0])
+    resolved = np.isfinite(ca_trace(record)[:, 0])
     if record.all_atom_positions is None:
-        known[:] = True  # nothing to tell apart
+        resolved[:] = True  # nothing to tell apart
     lines = []
     for start in range(0, record.num_res, _LINE):
         groups = []
         for first in range(start, min(start + _LINE, record.num_res), _BLOCK):
             last = min(first + _BLOCK, record.num_res)
-            cuts = [first, *(i for i in range(first + 1, last) if known[i] != known[i - 1]), last]
-            groups.append([(record.sequence[a:b], bool(known[a])) for a, b in pairwise(cuts)])
+            cuts = [
+                first,
+                *(i for i in range(first + 1, last) if resolved[i] != resolved[i - 1]),
+                last,
+            ]
+            groups.append([(record.sequence[a:b], bool(resolved[a])) for a, b in pairwise(cuts)])
         lines.append({"first": start + 1, "groups": groups})
     return lines
 
@@ -226,4 +230,4 @@ _SHOWN: Final[dict[str, Callable[..., Any]]] = {
         template_rows, numbers.chains_of, numbers.interfaces_of, numbers.shared_species,
     )
 }  # fmt: skip
-"""What the template asks for as it comes to it."""
+"""The template's parts, computed when it reaches them."""

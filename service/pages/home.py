@@ -96,7 +96,7 @@ async def login(ctx: Context, fields: FormDep) -> Response:
 @router.post("/ui/logout", response_class=HTMLResponse, include_in_schema=False)
 @scope(PUBLIC)
 async def logout(ctx: Context) -> Response:
-    """End the sessions of whoever signs out, and take the cookie back."""
+    """End the caller's sessions and delete the cookie."""
     await run_in_threadpool(ctx.service.authority.sign_out, ctx.request.cookies.get(COOKIE, ""))
     answer = RedirectResponse("/ui/login", 303)
     answer.delete_cookie(COOKIE)
@@ -135,7 +135,7 @@ async def _enter(request: Request, service: Service, token: str, then: str) -> R
 
 
 def _own(path: str) -> str:
-    """A path of ours to go to; anything else is the first page."""
+    """A path of this service to redirect to; anything else becomes the first page."""
     fine = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if fine else "/"
 

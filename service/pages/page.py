@@ -1,4 +1,4 @@
-"""What every page is made with: its frame, its filters, its refusals."""
+"""The parts of every page: its frame, its filters, its refusals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def render(
     status: int = 200,
     **values: Any,
 ) -> HTMLResponse:
-    """A page, for somebody if they are known."""
+    """A page, with the caller's name if signed in."""
     frame = {
         "who": principal.id if principal else "",
         "signed_in": COOKIE in request.cookies,
@@ -71,13 +71,13 @@ def render(
 
 
 def problem_page(request: Request, problem: Problem) -> Response | None:
-    """A refusal as a page, where a browser asked for one of ours; None elsewhere."""
+    """A refusal as a page if a browser asked for a page; else None."""
     path = request.url.path
     if path != "/" and not path.startswith("/ui/"):
         return None
     if problem.status == 401 and path != "/ui/login":
-        asked = path + (f"?{request.url.query}" if request.url.query else "")
-        then = asked if request.method == "GET" else "/"
+        url = path + (f"?{request.url.query}" if request.url.query else "")
+        then = url if request.method == "GET" else "/"
         return RedirectResponse(f"/ui/login?then={quote(then, safe='')}", 303)
     page = render("problem.html", request, None, problem.status, problem=problem)
     page.headers.update(problem.headers)

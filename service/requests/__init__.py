@@ -1,1 +1,1 @@
-"""What every request passes on its way to a route, and its answer on the way back."""
+"""Middleware and routing between the socket and a route."""

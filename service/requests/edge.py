@@ -1,4 +1,4 @@
-"""What every request passes first and every response last.
+"""The outermost middleware.
 
 Request ids, the body cap, the Host check, security headers, counters and one log line; plain
 ASGI, so that streaming bodies stay streams.
@@ -32,7 +32,7 @@ POLICY: Final = (
     "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""What pages may load and do."""
+"""The content security policy of pages."""
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -54,9 +54,11 @@ class Edge:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        exchange = _Exchange(send, given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8))
-        if scope["method"] == "HEAD":  # whatever answers GET answers HEAD
+        request_id = headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = secrets.token_hex(8)
+        exchange = _Exchange(send, request_id)
+        if scope["method"] == "HEAD":  # every GET route answers HEAD
             # The server's own scope says HEAD, so it sends no body.
             scope = {**scope, "method": "GET", "evofeed.head": True}
         try:
@@ -73,9 +75,9 @@ class Edge:
     def _admit(self, headers: Headers) -> None:
         host = _PORT.sub("", headers.get("host", ""))
         if self._hosts and host not in self._hosts:
-            what = f"this service does not answer for host {host[:80]!r}"
+            message = f"this service does not answer for host {host[:80]!r}"
             hint = "use its own address, or add the name to EVOFEED_ALLOWED_HOSTS"
-            raise Problem(421, "wrong_host", what, next=hint)
+            raise Problem(421, "wrong_host", message, next=hint)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:19]) > self._settings.max_body:
             raise self._too_large()
@@ -83,31 +85,31 @@ class Edge:
     def _capped(self, receive: Receive) -> Receive:
         """`receive` that refuses a body growing past the cap, for it may come without a length,
         and one that is not there in time."""
-        seen = 0
+        received = 0
         end: float | None = asyncio.get_running_loop().time() + _BODY_SECONDS
 
         async def counted() -> Message:
-            nonlocal seen, end
+            nonlocal received, end
             try:
                 async with asyncio.timeout_at(end):
                     message = await receive()
             except TimeoutError:
-                what = f"only {seen} bytes of a body came within {_BODY_SECONDS:.0f} s"
-                raise Problem(408, "body_too_slow", what, next="send it again",
+                detail = f"only {received} bytes of a body came within {_BODY_SECONDS:.0f} s"
+                raise Problem(408, "body_too_slow", detail, next="send it again",
                               headers=_CLOSE) from None  # fmt: skip
             if not message.get("more_body"):
                 end = None  # from now on it is waited for the client to hang up
-            seen += len(message.get("body", b""))
-            if seen > self._settings.max_body:
+            received += len(message.get("body", b""))
+            if received > self._settings.max_body:
                 raise self._too_large()
             return message
 
         return counted
 
     def _too_large(self) -> Problem:
-        what = f"a body may have {self._settings.max_body} bytes"
+        message = f"a body may have {self._settings.max_body} bytes"
         hint = "send less, or raise EVOFEED_MAX_BODY"
-        return Problem(413, "body_too_large", what, next=hint, headers=_CLOSE)
+        return Problem(413, "body_too_large", message, next=hint, headers=_CLOSE)
 
     def _account(self, scope: Scope, exchange: _Exchange) -> None:
         seconds = time.monotonic() - exchange.began
@@ -124,7 +126,7 @@ class Edge:
 
 
 class _Exchange:
-    """What went out for one request."""
+    """The response sent for one request."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self.request_id, self._send = request_id, send
@@ -136,9 +138,9 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message["headers"])
-            there = {name for name, _ in headers}
+            names = {name for name, _ in headers}
             headers.append((b"x-request-id", self.request_id.encode()))
-            headers += [header for header in _HEADERS if header[0] not in there]
+            headers += [header for header in _HEADERS if header[0] not in names]
             message["headers"] = headers
         else:
             self.sent += len(message.get("body", b""))

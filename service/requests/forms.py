@@ -1,4 +1,4 @@
-"""Forms of our own job pages: sent by nobody else, and as strict as JSON bodies.
+"""Forms of the service's job pages: accepted from them only, and as strict as JSON bodies.
 
 Every form carries a word that is made of the session and a key of the service: a foreign
 page can make a browser send a form with its cookies, but cannot read the word.
@@ -28,8 +28,8 @@ def make_word(service: Service, request: Request) -> str:
 
 
 async def require_own_form(service: Service, request: Request) -> None:
-    """Refuse a form that no page of ours has made for this session (raises Problem: 403)."""
-    # "null" is what a browser says of our own pages too, for they tell nobody where they are.
+    """Refuse a form that was not made by a page for this session (raises Problem: 403)."""
+    # Browsers send "null" for the service's own pages too, which have no referrer.
     origin = request.headers.get("origin", "null")
     elsewhere = origin != "null" and urlsplit(origin).netloc != request.headers.get("host", "")
     if elsewhere or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
@@ -43,7 +43,7 @@ async def require_own_form(service: Service, request: Request) -> None:
 
 
 async def form_fields(request: Request) -> dict[str, str]:
-    """What a form's fields hold, without space around it; those left empty are not there."""
+    """The fields of a form, stripped; empty ones are left out."""
     body = (await request.body()).decode(errors="replace")
     try:
         values = parse_qs(body, max_num_fields=_MOST)
@@ -58,11 +58,11 @@ async def form_fields(request: Request) -> dict[str, str]:
 FormDep = Annotated[dict[str, str], Depends(form_fields)]
 
 
-def bad_field(where: str, what: str) -> Problem:
+def bad_field(where: str, message: str) -> Problem:
     """The problem of a field that cannot be."""
-    return Problem(422, "bad_request", f"{where}: {what}", next="go back and correct it")
+    return Problem(422, "bad_request", f"{where}: {message}", next="go back and correct it")
 
 
 def _foreign(why: str) -> Problem:
-    what, hint = f"this form is refused: {why}", "open the page again and send it from there"
-    return Problem(403, "foreign_form", what, next=hint)
+    message, hint = f"this form is refused: {why}", "open the page again and send it from there"
+    return Problem(403, "foreign_form", message, next=hint)

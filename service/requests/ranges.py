@@ -2,7 +2,7 @@
 
 RFC 9110 section 14. One range is served as 206; several in one request are
 answered with the whole object, as the RFC allows. Bytes are read by the store, in the threads of
-their dataset: a disk that hangs holds up nobody else, which Starlette's FileResponse cannot say.
+their dataset: a disk that hangs blocks no other dataset, as Starlette's FileResponse would.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ NOT_MODIFIED: Final[dict[int | str, dict[str, Any]]] = {
 
 def described(media_type: str) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that answers with `immutable_response`, for OpenAPI."""
-    whole = {"description": "the whole object", "content": {media_type: {}}}
+    full = {"description": "the whole object", "content": {media_type: {}}}
     part = {"description": "the range asked for", "content": {media_type: {}}}
-    return {200: whole, 206: part, **NOT_MODIFIED}
+    return {200: full, 206: part, **NOT_MODIFIED}
 
 
 def immutable_json(request: Request, value: Any) -> Response:
@@ -69,11 +69,10 @@ def parse_range(header: str, size: int) -> tuple[int, int] | None:
     else:
         start, stop = int(first), min(int(last) + 1, size) if last else size
     if start >= size or start >= stop:
-        what, there = f"the range begins behind the end, at {size} bytes", f"bytes */{size}"
+        message = f"the range begins behind the end, at {size} bytes"
+        headers = {"Content-Range": f"bytes */{size}"}
         hint = "read the size from the manifest or with HEAD"
-        raise Problem(
-            416, "range_not_satisfiable", what, next=hint, headers={"Content-Range": there}
-        )
+        raise Problem(416, "range_not_satisfiable", message, next=hint, headers=headers)
     return start, stop
 
 
@@ -95,8 +94,8 @@ def immutable_response(
     service: Service = request.app.state.service
     whose, etag = "public" if service.settings.reading_is_free else "private", f'"{tag}"'
     headers = {"ETag": etag, "Cache-Control": f"{whose}, {_FOREVER}"}
-    known = request.headers.get("if-none-match")
-    if known and matches(known, etag):
+    etags = request.headers.get("if-none-match")
+    if etags and matches(etags, etag):
         return Response(status_code=304, headers=headers)
     if location is not None:
         # Of what nginx sends, not of its refusal where the file is gone: it would be kept too.
@@ -104,15 +103,15 @@ def immutable_response(
         headers["X-Accel-Redirect"] = quote(location)
         return Response(status_code=200, headers=headers, media_type=media_type)
     headers["Accept-Ranges"] = "bytes"
-    asked, span = request.headers.get("range"), None
-    if asked and request.headers.get("if-range", etag).strip() == etag:
-        span = parse_range(asked, size)
+    header, span = request.headers.get("range"), None
+    if header and request.headers.get("if-range", etag).strip() == etag:
+        span = parse_range(header, size)
     start, stop = span or (0, size)
     status = 206 if span else 200
     if span:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     headers["Content-Length"] = str(stop - start)
-    if request.scope.get("evofeed.head"):  # nobody will read the body, so we do not either
+    if request.scope.get("evofeed.head"):  # no body is sent, so none is read
         return Response(status_code=status, headers=headers, media_type=media_type)
     if stop - start <= WHOLE:
         return Response(memoryview(read(start, stop - start)), status, headers, media_type)
@@ -122,6 +121,6 @@ def immutable_response(
 async def _chunks(request: Request, read: ReadAt, start: int, stop: int) -> AsyncIterator[bytes]:
     work = request.app.state.service.work
     dataset = str(request.path_params.get("name", ""))
-    for at in range(start, stop, CHUNK):
-        piece = functools.partial(read, at, min(CHUNK, stop - at))
+    for offset in range(start, stop, CHUNK):
+        piece = functools.partial(read, offset, min(CHUNK, stop - offset))
         yield bytes(await work.run(piece, dataset=dataset))

@@ -65,13 +65,13 @@ async def _identified(service: Service, request: Request, mark: Mark) -> Princip
     try:
         return await run_in_threadpool(ask)
     except Problem as problem:
-        if any(shown):  # else nobody guessed anything
+        if any(shown):  # without a token nothing was guessed
             _log.warning("refused a token from %s: %s", address_of(request), problem.message)
         raise
 
 
 def address_of(request: Request) -> str:
-    """Where a request comes from; a proxy passes on whatever it was told."""
+    """Where a request comes from; a proxy forwards the header unchecked."""
     host = request.client.host if request.client else ""
     try:
         return str(ipaddress.ip_address(host))
@@ -85,7 +85,7 @@ _here: contextvars.ContextVar[_Context] = contextvars.ContextVar("evofeed_here")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What `@scope` says of an endpoint."""
+    """The arguments of an endpoint's `@scope`."""
 
     scopes: tuple[str, ...]
     reads_bytes: bool
@@ -100,7 +100,7 @@ def scope(
 
     Args:
         names: of `SCOPES`, any of which will do; or `PUBLIC` for no token at all.
-        reads_bytes: it goes on for a while when the database is away.
+        reads_bytes: it works for a while without the database.
         heavy: it walks an index, so that few of them run at once.
         form: a form of our own pages sends it: a browser's session will do, if the form
             carries the word that only pages of that session know.
@@ -145,7 +145,7 @@ class ScopedRoute(APIRoute):
         self._path = self._path_alone(endpoint)
 
     def _path_alone(self, endpoint: Callable[..., Any]) -> type[BaseModel] | None:
-        """What the path must be, if a GET endpoint needs that, makes its own response, no more.
+        """The types of the path's parts, for a GET endpoint that takes only them.
 
         FastAPI's way of finding arguments costs as much as the rest of such an answer.
         """
@@ -183,7 +183,7 @@ class ScopedRoute(APIRoute):
 
 
 def _checked(kind: type[BaseModel], request: Request) -> dict[str, Any] | None:
-    """What a path names; None where that is malformed, which FastAPI puts into words."""
+    """The path's parts; None if malformed, so that FastAPI words the error."""
     try:
         return vars(kind(**request.path_params))
     except ValidationError:
@@ -221,7 +221,7 @@ def make_router(
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What an endpoint answers with: the request, the service and who asks."""
+    """An endpoint's context: the request, the service and the caller."""
 
     request: Request
     service: Service

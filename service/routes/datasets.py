@@ -55,11 +55,11 @@ def register_dataset(ctx: Context, new: NewDataset, response: Response) -> Datas
     catalog, by = ctx.service.catalog, ctx.principal
     by.require_dataset(new.name)
     place = require_root(ctx.service.settings, by, new.uri, "EVOFEED_DATASET_ROOTS")
-    known = any(row.name == new.name for row in catalog.datasets(only=frozenset({new.name})))
+    exists = any(row.name == new.name for row in catalog.datasets(only=frozenset({new.name})))
     row = catalog.register(
         new.name, new.uri, place=place, description=new.description, principal=by.id
     )
-    response.status_code = 200 if known else 201
+    response.status_code = 200 if exists else 201
     response.headers["Location"] = f"/v1/datasets/{row.name}"
     return _view(row, by)
 

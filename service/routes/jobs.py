@@ -91,7 +91,7 @@ class NewJob(
 
 
 class ChainMessages(BaseModel):
-    """What a job says of chains: while it runs, so far."""
+    """A job's messages about chains; while it runs, those so far."""
 
     total: int
     chains: list[BrokenChain]
@@ -139,9 +139,9 @@ def list_jobs(
 ) -> JobPage:
     """Jobs of the datasets this token may see."""
     only = ctx.principal.datasets
-    found = ctx.service.jobs.newest(state=state, only=only, before=before, limit=limit + 1)
-    more = found[limit - 1][0].created_at if len(found) > limit else None
-    return JobPage(jobs=[job_view(*pair, ctx.principal) for pair in found[:limit]], next=more)
+    jobs = ctx.service.jobs.newest(state=state, only=only, before=before, limit=limit + 1)
+    more = jobs[limit - 1][0].created_at if len(jobs) > limit else None
+    return JobPage(jobs=[job_view(*pair, ctx.principal) for pair in jobs[:limit]], next=more)
 
 
 @router.get("/{job_id}")
@@ -177,7 +177,7 @@ def retry_job(ctx: Context, job_id: JobId) -> Job:
 def get_messages(
     ctx: Context, job_id: JobId, offset: Offset = 0, limit: Limit = 100
 ) -> ChainMessages:
-    """Chains the job could not do, each with its reason; inputs that are no chain too.
+    """Chains that failed, each with its reason; also inputs that are not chains.
 
     `notes`: what was left out of good chains, such as templates released too late.
     """
@@ -234,7 +234,7 @@ async def _events(ctx: Context, job_id: str) -> AsyncIterator[str]:
 def _require_allowed(
     ctx: Context, dataset: str, input_uri: str, ref: str | None, options: dict[str, Any]
 ) -> None:
-    """What `submit` and `retry` ask of whoever sends them, and of what is to run now."""
+    """Check the caller's rights, and that the job can run now, for `submit` and `retry`."""
     settings = ctx.service.settings
     if not settings.max_jobs:
         raise Problem(403, "no_jobs", "this service runs no jobs", next="set EVOFEED_MAX_JOBS")

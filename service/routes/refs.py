@@ -61,11 +61,11 @@ def list_refs(ctx: Context, name: DatasetName) -> RefList:
 @scope("read")
 def get_ref(ctx: Context, name: DatasetName, ref: RefName) -> Response:
     """Where a ref points now; send its ETag back in If-None-Match to poll cheaply."""
-    found = ctx.service.refs.get(name, ref)
-    headers = {"ETag": f'"{found.digest}"', "Cache-Control": "no-cache"}
-    if (known := ctx.request.headers.get("if-none-match")) and matches(known, headers["ETag"]):
+    current = ctx.service.refs.get(name, ref)
+    headers = {"ETag": f'"{current.digest}"', "Cache-Control": "no-cache"}
+    if (etag := ctx.request.headers.get("if-none-match")) and matches(etag, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    view = {"name": ref, "digest": found.digest, "updated_at": found.updated_at}
+    view = {"name": ref, "digest": current.digest, "updated_at": current.updated_at}
     return Response(orjson.dumps(view), 200, headers, "application/json")
 
 
@@ -80,7 +80,7 @@ def put_ref(
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> RefState:
-    """Point a ref at a snapshot, if nobody else moved it meanwhile.
+    """Point a ref at a snapshot, if it has not moved meanwhile.
 
     `If-Match: "DIGEST"` moves a ref that points there; `If-None-Match: *` makes a
     new one. One of the two is required.
@@ -110,7 +110,7 @@ def delete_ref(
 @router.get("/{ref}/policy")
 @scope("read")
 def get_policy(ctx: Context, name: DatasetName, ref: RefName) -> Policy:
-    """What must hold when the ref moves; of files, tokens that only read see the name."""
+    """The conditions for moving the ref; tokens that only read see names of files, not paths."""
     policy = ctx.service.refs.policy(name, ref)
     for apart in policy.apart_from:
         if apart.clusters is not None and not ctx.principal.sees_places:
@@ -160,16 +160,16 @@ def _moved(
     expect: tuple[str | None, str | None],
     message: str,
 ) -> Ref:
-    """The ref as it was moved; 412, with where it is now, for whoever came too late."""
+    """Move a ref; 412 with its current digest if it has moved meanwhile."""
     refs = ctx.service.refs
     try:
-        at = _expected(refs, name, ref, *expect)
-        return refs.move(name, ref, digest, at, ctx.principal, message=message)
+        expected = _expected(refs, name, ref, *expect)
+        return refs.move(name, ref, digest, expected, ctx.principal, message=message)
     except RefConflict as error:
-        now, what = refs.digest(name, ref), error.message.partition(":")[0]
+        now, detail = refs.digest(name, ref), error.message.partition(":")[0]
         hint = "read the ref again and retry with its ETag in If-Match"
         tag = {"ETag": f'"{now}"'} if now else {}
-        raise Problem(412, "ref_moved", what, next=hint, headers=tag) from None
+        raise Problem(412, "ref_moved", detail, next=hint, headers=tag) from None
 
 
 def _expected(
@@ -180,13 +180,15 @@ def _expected(
         return None
     if if_match is None or if_none_match is not None:
         hint = 'send `If-Match: "DIGEST"`, or `If-None-Match: *` for a new ref'
-        what = "say where the ref points now"
-        raise Problem(428, "precondition_required", what, next=hint)
+        message = "say where the ref points now"
+        raise Problem(428, "precondition_required", message, next=hint)
     # A list of tags, any of which will do. Weak ones never match (RFC 9110, 13.1.1).
     tags = [tag.strip() for tag in if_match.split(",")]
     digests = [tag.strip('"') for tag in tags if not tag.startswith("W/")]
     if len(digests) > 1 or "*" in digests:
-        found = refs.digest(dataset, ref)
-        return found if found and (found in digests or "*" in digests) else _NO_DIGEST
-    known = digests and re.fullmatch("[0-9a-f]{64}", digests[0])  # no other text is in a database
-    return digests[0] if known else _NO_DIGEST
+        current = refs.digest(dataset, ref)
+        return current if current and (current in digests or "*" in digests) else _NO_DIGEST
+    is_digest = digests and re.fullmatch(
+        "[0-9a-f]{64}", digests[0]
+    )  # no other text is in a database
+    return digests[0] if is_digest else _NO_DIGEST

@@ -95,21 +95,21 @@ class RowQuery(BaseModel, extra="forbid"):
 
     def search(self) -> ChainSearch:
         """The same question as JSON."""
-        given: dict[str, Any] = self.model_dump(exclude_none=True)
+        filters: dict[str, Any] = self.model_dump(exclude_none=True)
         terms = [
-            {"column": column, "op": op, "value": given[name]}
+            {"column": column, "op": op, "value": filters[name]}
             for column, op, name in _TERMS
-            if name in given
+            if name in filters
         ]
-        if "where" in given:
+        if "where" in filters:
             try:
-                terms.append(parse_json(given["where"]))
+                terms.append(parse_json(filters["where"]))
             except ValueError:
                 hint = 'write a filter such as {"column": "num_res", "op": "<=", "value": 384}'
                 raise Problem(422, "bad_filter", "`where` is not JSON", next=hint) from None
         return ChainSearch(
             where={"all": terms} if terms else None,
-            columns=given["columns"].split(",") if given.get("columns") else None,
+            columns=filters["columns"].split(",") if filters.get("columns") else None,
             **self.model_dump(include={"limit", "cursor", "count"}),
         )
 
@@ -145,7 +145,7 @@ class RowPage(BaseModel):
 
 
 class Statistics(BaseModel):
-    """What the columns of a snapshot's index hold."""
+    """Statistics of the columns of a snapshot's index."""
 
     snapshot: str
     num_chains: int
@@ -187,8 +187,8 @@ def get_chain(
     """One chain's row of the index."""
     snapshot = ctx.service.catalog.snapshot(name, digest)
     number = rows.row_of(snapshot.index, chain_id)
-    found = rows.row_at(ctx.service.catalog.described(snapshot), number)
-    return immutable_json(ctx.request, found)
+    values = rows.row_at(ctx.service.catalog.described(snapshot), number)
+    return immutable_json(ctx.request, values)
 
 
 @router.get("/snapshots/{digest}/stats", response_model=Statistics, responses=NOT_MODIFIED)
@@ -197,8 +197,8 @@ def get_statistics(ctx: Context, name: DatasetName, digest: Digest) -> Response:
     """Counts, extremes, quantiles and histograms over every chain."""
     snapshot = ctx.service.catalog.snapshot(name, digest)
     columns = ctx.service.catalog.statistics(name, digest)
-    found = {"snapshot": digest, "num_chains": snapshot.index.num_rows, "columns": columns}
-    return immutable_json(ctx.request, found)
+    body = {"snapshot": digest, "num_chains": snapshot.index.num_rows, "columns": columns}
+    return immutable_json(ctx.request, body)
 
 
 def digest_of(service: Service, name: str, either: str) -> str:
@@ -219,19 +219,19 @@ def _page(
         start, pinned = service.signer.read(search.cursor, query)
         if pinned != digest:
             raise bad_cursor("the cursor belongs to another snapshot")
-    found, more, matched = rows.page(
+    page, more, matched = rows.page(
         every, search.where, columns, start, search.limit, counted=search.count
     )
     return {
         "snapshot": digest,
-        table: found,
+        table: page,
         "next": None if more is None else service.signer.write(more, digest, query),
         "matched": matched,
     }
 
 
 def _query(table: Table, name: str, search: ChainSearch) -> str:
-    """All that a listing depends on beside the snapshot; the page size may change midway."""
+    """All that a listing depends on besides the snapshot; the page size may change midway."""
     return _ENCODE([table, name, search.where, search.columns])
 
 
@@ -255,7 +255,7 @@ class PlanQuery(BaseModel, extra="forbid"):
 
 
 class PlanView(BaseModel):
-    """What `evofeed plan --json` lists, for one snapshot."""
+    """The output of `evofeed plan --json`, for one snapshot."""
 
     snapshot: str
     samples: list[dict[str, Any]] = Field(

@@ -48,19 +48,19 @@ def list_snapshots(ctx: Context, name: DatasetName, limit: Limit = 100) -> Snaps
     view = ctx.service.catalog.view(name)
     dataset = ctx.service.catalog.dataset(name)
     digests = snapshots_of(ctx.service.database, dataset.id, view)
-    found = [(digest, at, view.manifest(digest)) for digest, at in digests[:limit]]
+    newest = [(digest, written_at, view.manifest(digest)) for digest, written_at in digests[:limit]]
     return SnapshotList(
         snapshots=[
             view_of(
                 SnapshotView,
                 manifest,
                 digest=digest,
-                written_at=at,
+                written_at=written_at,
                 num_shards=len(manifest.shards),
                 num_dropped=len(manifest.dropped),
                 nbytes=sum(shard.nbytes for shard in manifest.shards),
             )
-            for digest, at, manifest in found
+            for digest, written_at, manifest in newest
         ],
         more=len(digests) > limit,
     )
@@ -96,13 +96,13 @@ def get_table(
         str, Path(pattern=r"^[a-z]{1,32}$", description="such as `assemblies` or `entries`")
     ],
 ) -> Response:
-    """What a reader finds complexes or entries by: a file that the manifest lists."""
+    """The table of complexes or entries: a file that the manifest lists."""
     manifest, file = ctx.service.catalog.snapshot(name, digest).manifest, f"{table}.arrow"
-    if (known := manifest.file_table.get(file)) is None:
-        what, hint = f"this snapshot has no {file}", "its manifest lists the files that it has"
-        raise Problem(404, "not_found", what, next=hint)
+    if (entry := manifest.file_table.get(file)) is None:
+        message, hint = f"this snapshot has no {file}", "its manifest lists the files that it has"
+        raise Problem(404, "not_found", message, next=hint)
     read = ctx.service.catalog.view(name).reader(f"snapshots/{digest}/{file}")
-    return immutable_response(ctx.request, known["sha256"], known["nbytes"], read)
+    return immutable_response(ctx.request, entry["sha256"], entry["nbytes"], read)
 
 
 class Wanted(Body, json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"]}]}):

@@ -80,11 +80,11 @@ def get_ticket(ctx: Context, ticket_id: TicketId) -> Response:
 @router.get("/result/download/{ticket_id}", response_class=Response, responses=_TAR)
 @scope("jobs")
 def download(ctx: Context, ticket_id: TicketId) -> Response:
-    """What a complete ticket asked for, as tar.gz."""
+    """The result of a complete ticket, as tar.gz."""
     ticket = ctx.service.tickets.get(ticket_id, ctx.caller)
     if ticket is None or ticket.state != COMPLETE:
-        what, hint = "no complete ticket of that id", "ask GET /ticket/{id} first"
-        raise Problem(404, "not_found", what, next=hint)
+        message, hint = "no complete ticket of that id", "ask GET /ticket/{id} first"
+        raise Problem(404, "not_found", message, next=hint)
     return Response(ctx.service.tickets.result(ticket), media_type="application/gzip")
 
 
@@ -92,8 +92,8 @@ def download(ctx: Context, ticket_id: TicketId) -> Response:
 @scope("jobs")
 def get_templates(ctx: Context, names: TemplateNames) -> Response:
     """Alignments and structures of the templates that a result names, as tar.gz."""
-    found = ctx.service.tickets.templates(names.split(","))
-    return Response(found, media_type="application/gzip")
+    archive = ctx.service.tickets.templates(names.split(","))
+    return Response(archive, media_type="application/gzip")
 
 
 def _ticket(ticket: TicketRow) -> Response:

@@ -96,17 +96,17 @@ class AuditPage(BaseModel):
 def make_token(ctx: Context, new: NewToken, response: Response) -> MadeToken:
     """A new token, no wider than the one that asks."""
     by = ctx.principal
-    for wanted in new.scopes:
-        by.require(wanted)
+    for scope_name in new.scopes:
+        by.require(scope_name)
     if new.datasets is None:
         by.require_all_datasets()
     for name in new.datasets or ():
         by.require_dataset(name)
     roots = by.roots if new.roots is None else [canonical_root(root) for root in new.roots]
-    for place in roots or ():
-        if by.roots is not None and not any(below(place, root) for root in by.roots):
-            what = f"this token's roots do not include {place!r}"
-            raise Problem(403, "forbidden", what, next="GET /v1/me")
+    for folder in roots or ():
+        if by.roots is not None and not any(below(folder, root) for root in by.roots):
+            message = f"this token's roots do not include {folder!r}"
+            raise Problem(403, "forbidden", message, next="GET /v1/me")
     response.headers["Cache-Control"] = "no-store"
     token_id, text = create_token(
         ctx.service.database, label=new.label, scopes=new.scopes, datasets=new.datasets,
@@ -120,14 +120,14 @@ def make_token(ctx: Context, new: NewToken, response: Response) -> MadeToken:
 def list_tokens(ctx: Context, after: After = "", limit: Limit = 100) -> TokenList:
     """Every token there has been, by id."""
     ctx.principal.require_all_datasets()
-    found = tokens_after(ctx.service.database, after, limit + 1)
-    return TokenList(tokens=found[:limit], next=found[limit - 1].id if found[limit:] else None)
+    tokens = tokens_after(ctx.service.database, after, limit + 1)
+    return TokenList(tokens=tokens[:limit], next=tokens[limit - 1].id if tokens[limit:] else None)
 
 
 @router.get("/me")
 @scope(*SCOPES)
 def who_am_i(ctx: Context) -> Me:
-    """What the token that asks may do."""
+    """The rights of the token that asks."""
     scopes, datasets = sorted(ctx.principal.scopes), ctx.principal.datasets
     names = None if datasets is None else sorted(datasets)
     return Me(id=ctx.principal.id, scopes=scopes, datasets=names, roots=ctx.principal.roots)

@@ -93,8 +93,8 @@ class StoreView:
                     self._seen.add(digest)
         if (entry := self._shards.get(name)) is not None:
             return entry
-        what = f"no snapshot of this dataset lists shard {name[:80]!r}"
-        raise Problem(404, "shard_missing", what, next="read the manifest again")
+        message = f"no snapshot of this dataset lists shard {name[:80]!r}"
+        raise Problem(404, "shard_missing", message, next="read the manifest again")
 
     def path_of(self, shard: str) -> Path | None:
         """Where a shard is, if that is on a local disk."""
@@ -102,7 +102,7 @@ class StoreView:
         return local.path(shard_key(shard)) if isinstance(local, LocalStorage) else None
 
     def sign(self, names: list[str], seconds: int) -> list[str] | None:
-        """Presigned GET URLs of shards, good for so long; None where nobody would serve such.
+        """Presigned GET URLs of shards, valid for `seconds`; None if the storage cannot sign.
 
         Raises:
             StoreError: the storage refused.
@@ -133,20 +133,20 @@ class StoreView:
 class Catalog:
     """The datasets of one service; safe to use from many threads.
 
-    For `grace` seconds a dataset's place is known while the database is away.
+    While the database is away, a dataset's place is cached for `grace` seconds.
     """
 
     def __init__(self, database: Database, grace: float = 0.0) -> None:
         self.database = database
         self._places = Remembered[str, DatasetRow](grace)
-        # What a place holds under a digest never changes, so the last that were asked for are kept.
+        # Content under a digest never changes, so the most recent are cached.
         self._view = lru_cache(256)(lambda place: StoreView(open_place(place)))
         # Of a million chains of which one was read: 100 MB.
         self._snapshot = lru_cache(16)(lambda view, digest: Dataset.of(view.storage, digest))
         self.manifest_bytes = lru_cache(16)(_manifest_bytes)
         self.described = lru_cache(16)(_described)
         self._statistics = lru_cache(64)(lambda *which: column_statistics(self.table(*which)))
-        # What may be drawn does not depend on the run, of which another rank asks next.
+        # The chains to draw from do not depend on the run; another rank asks next.
         self._drawn = lru_cache(4)(lambda at, config: loader.ChainCatalog(at.index, 0, config))
         self.run_plan = lru_cache(4)(self._run_plan)  # 24 bytes a chain
 
@@ -160,13 +160,13 @@ class Catalog:
         principal: str = "local",
         replace: bool = False,
     ) -> DatasetRow:
-        """Make a dataset known by name.
+        """Register a dataset under a name.
 
         The same name and place again change its description at most; `replace` lets a name move
         to another place (of the command line). `place` is what `require_root` made of the URI.
 
         Raises:
-            Problem: 409, the name or the place is taken; 422, the URI is no place of ours.
+            Problem: 409, the name or the place is taken; 422, the URI is not an allowed place.
         """
         place = place or canonical_place(uri)
         with self.database.write() as session:
@@ -190,10 +190,10 @@ class Catalog:
         return row
 
     def remove(self, name: str, principal: str) -> None:
-        """Forget a dataset's name and history; its files stay where they are.
+        """Delete a dataset's name and history; its files stay.
 
         Raises:
-            Problem: 404; 409, a job is at work on it.
+            Problem: 404; 409, a job is using it.
         """
         row = self.dataset(name)
         with self.database.write() as session:
@@ -201,9 +201,9 @@ class Catalog:
                 JobRow.dataset_id == row.id, JobRow.state.in_(["running", "cancelling"])
             )
             if (job := session.scalar(at_work.limit(1))) is not None:
-                what = f"job {job} is at work on dataset {name!r}"
+                message = f"job {job} is using dataset {name!r}"
                 hint = "cancel the job first, or wait for its end"
-                raise Problem(409, "dataset_in_use", what, next=hint)
+                raise Problem(409, "dataset_in_use", message, next=hint)
             session.execute(delete(DatasetRow).where(DatasetRow.name == name))
             record(session, principal, "dataset.remove", name)
         self._places.forget(name)
@@ -217,7 +217,7 @@ class Catalog:
         return row
 
     def known(self, name: str) -> DatasetRow:
-        """The same as it was a moment ago, or lately if the database is away."""
+        """The same, cached for a second, or longer while the database is away."""
         return self._places.get(name, lambda: self.dataset(name))
 
     def datasets(
@@ -278,10 +278,10 @@ class Catalog:
         return loader.RunPlan(index, config, world_size=world_size, seed=seed, catalog=chains)
 
     def close(self) -> None:
-        """Let go of everything held open."""
-        for kept in (self.run_plan, self._drawn, self._statistics, self.described,
+        """Close everything that is held open."""
+        for cache in (self.run_plan, self._drawn, self._statistics, self.described,
                      self.manifest_bytes, self._snapshot, self._view):  # fmt: skip
-            kept.cache_clear()
+            cache.cache_clear()
 
 
 def _manifest_bytes(snapshot: Dataset) -> bytes:
@@ -308,24 +308,24 @@ def _require_free(session: Session, name: str, place: str) -> None:
         if other.folded == name.casefold():
             raise _taken(name)
         if below(place, other.place) or below(other.place, place):
-            what = "this place is that of another dataset, or is inside or around it"
+            message = "this place is that of another dataset, or is inside or around it"
             hint = "use that dataset's name, or choose a place apart from it"
-            raise Problem(409, "place_taken", what, next=hint)
+            raise Problem(409, "place_taken", message, next=hint)
 
 
 def _taken(name: str) -> Problem:
-    what = f"dataset {name!r} exists with another URI, or a name that differs in case only"
+    message = f"dataset {name!r} exists with another URI, or a name that differs in case only"
     hint = "choose another name, or remove that one with DELETE /v1/datasets/{name}"
-    return Problem(409, "name_taken", what, next=hint)
+    return Problem(409, "name_taken", message, next=hint)
 
 
 def away(name: str, error: Exception) -> Problem:
     """The problem of a dataset whose store cannot be used; its place is not shown."""
     why = error.message if isinstance(error, StoreError) else type(error).__name__
     why = error.strerror or why if isinstance(error, OSError) else why
-    what = f"the store of dataset {name!r} cannot be reached: {why}"
+    message = f"the store of dataset {name!r} cannot be reached: {why}"
     hint = "check the disk or bucket, then retry"
-    return Problem(503, "store_unreachable", what, next=hint, headers={"Retry-After": "5"})
+    return Problem(503, "store_unreachable", message, next=hint, headers={"Retry-After": "5"})
 
 
 def snapshots_of(database: Database, dataset_id: int, view: StoreView) -> list[tuple[str, float]]:
@@ -336,6 +336,6 @@ def snapshots_of(database: Database, dataset_id: int, view: StoreView) -> list[t
     moves = select(RefMove.digest, func.min(RefMove.moved_at)).group_by(RefMove.digest)
     with database.read() as session:
         rows = session.execute(moves.where(RefMove.dataset_id == dataset_id))
-        moved = {digest: float(at) for digest, at in rows}
-    times = [(digest, min(at, moved.get(digest, at))) for digest, at in view.digests()]
+        moved = {digest: float(time) for digest, time in rows}
+    times = [(digest, min(time, moved.get(digest, time))) for digest, time in view.digests()]
     return sorted(times, key=lambda pair: (-pair[1], pair[0]))

@@ -41,7 +41,7 @@ def match(
 ) -> pa.ChunkedArray | pa.Array:
     """A boolean for each row of the index: does the chain pass? None passes every row.
 
-    `kinds` are its `column_kinds`, from whoever knows them already.
+    `kinds` are its `column_kinds`, if the caller has them.
 
     Raises:
         Problem: the filter is malformed, too large, or names an unknown column; says where.
@@ -65,7 +65,7 @@ class _Evaluator:
         self._nodes = 0
 
     def node(self, node: Any, where: str, depth: int) -> Any:
-        """What a node of the filter comes to."""
+        """The mask of one node of the filter."""
         self._nodes += 1
         if depth > MAX_DEPTH or self._nodes > MAX_NODES:
             raise _bad(where, f"more than {MAX_NODES} terms or {MAX_DEPTH} levels")
@@ -122,15 +122,15 @@ class _Evaluator:
 
 
 def _passes(values: Any, column: str, kind: str, op: str, value: Any) -> Any:
-    known = is_known(values, column, kind)
+    present = is_known(values, column, kind)
     if op == "known":
-        return known
+        return present
     values = pc.utf8_lower(values) if column in ANY_CASE else values
     if op == "in":
-        return pc.and_(known, _in(values, value, kind))
+        return pc.and_(present, _in(values, value, kind))
     left, right = _comparable(values, value, kind)
     matching = _COMPARE[op](left, right)
-    return pc.and_(known, pc.fill_null(matching, False) if left.null_count else matching)
+    return pc.and_(present, pc.fill_null(matching, False) if left.null_count else matching)
 
 
 def _in(values: Any, items: list[Any], kind: str) -> Any:
@@ -184,7 +184,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _bad(where: str, what: str) -> Problem:
-    what = f"{where}: {what}"
+def _bad(where: str, message: str) -> Problem:
+    message = f"{where}: {message}"
     hint = "GET /v1/config lists the operators, GET .../stats the columns"
-    return Problem(422, "bad_filter", what, next=hint, errors=[{"where": where, "what": what}])
+    errors = [{"where": where, "what": message}]
+    return Problem(422, "bad_filter", message, next=hint, errors=errors)

@@ -25,17 +25,17 @@ _STEP: Final = 65_536  # rows of the first piece, after which the clock is looke
 _LONGEST: Final = 1 << 18
 
 
-def columns_of(index: pa.Table, wanted: list[str] | None) -> list[str]:
+def columns_of(index: pa.Table, requested: list[str] | None) -> list[str]:
     """The columns of a page: those asked for, or every one that describes a chain.
 
     Raises:
         Problem: 422, an unknown column.
     """
-    there = list(column_kinds(index.schema))
-    if unknown := sorted(set(wanted or ()) - set(there)):
-        what = f"no column {unknown[0][:60]!r} in this snapshot's index"
-        raise Problem(422, "bad_column", what, next=f"choose from {', '.join(there)}")
-    return [name for name in there if name in wanted] if wanted else there
+    available = list(column_kinds(index.schema))
+    if unknown := sorted(set(requested or ()) - set(available)):
+        message = f"no column {unknown[0][:60]!r} in this snapshot's index"
+        raise Problem(422, "bad_column", message, next=f"choose from {', '.join(available)}")
+    return [name for name in available if name in requested] if requested else available
 
 
 def matching(table: pa.Table, where: Any, text: str = "") -> np.ndarray:
@@ -44,7 +44,7 @@ def matching(table: pa.Table, where: Any, text: str = "") -> np.ndarray:
     Raises:
         Problem: 422, the filter is malformed; 503, out of time.
     """
-    parts = [_numbers(at, mask) for at, mask in _masks(table, where, 0, text)]
+    parts = [_numbers(start, mask) for start, mask in _masks(table, where, 0, text)]
     return np.concatenate([np.zeros(0, np.int32), *parts])
 
 
@@ -59,19 +59,19 @@ def page(
 ) -> tuple[list[dict[str, Any]], int | None, int | None]:
     """Up to `limit` rows from row `start` on that pass a filter, in the table's order.
 
-    Beside them the row to go on at (None at the end) and, if `counted`, how many pass in all,
-    before `start` too.
+    Also the row to continue at (None at the end) and, if `counted`, how many pass in all, before
+    `start` too.
     """
-    found, matched = np.zeros(0, np.int32), 0
-    for at, mask in _masks(table, where, 0 if counted else start):
-        if len(found) <= limit and at + len(mask) > start:
-            numbers = _numbers(at, mask)
-            found = np.append(found, numbers[np.searchsorted(numbers, start) :])
-        if len(found) > limit and not counted:
+    selected, matched = np.zeros(0, np.int32), 0
+    for first, mask in _masks(table, where, 0 if counted else start):
+        if len(selected) <= limit and first + len(mask) > start:
+            numbers = _numbers(first, mask)
+            selected = np.append(selected, numbers[np.searchsorted(numbers, start) :])
+        if len(selected) > limit and not counted:
             break
         matched += pc.sum(mask).as_py() or 0
-    rest = int(found[limit]) if len(found) > limit else None
-    rows = rows_of(table.select(columns).take(pa.array(found[:limit])))
+    rest = int(selected[limit]) if len(selected) > limit else None
+    rows = rows_of(table.select(columns).take(pa.array(selected[:limit])))
     return rows, rest, matched if counted else None
 
 
@@ -80,21 +80,22 @@ def _masks(
 ) -> Iterator[tuple[int, pa.ChunkedArray | pa.Array]]:
     """Pieces of a table: the first row's number, and which of its rows pass."""
     filters.check(table.schema, where)
-    kinds, at, step = column_kinds(table.schema), start, _STEP
-    while at < table.num_rows:
+    kinds, start_row, step = column_kinds(table.schema), start, _STEP
+    while start_row < table.num_rows:
         require_time()
-        piece = table.slice(at, step)
+        piece = table.slice(start_row, step)
         mask = filters.match(piece, where, kinds)
         if text:
             ids = piece[piece.column_names[0]]
             mask = pc.and_(mask, pc.match_substring(ids, text, ignore_case=True))
-        yield at, mask
-        at, step = at + step, min(2 * step, _LONGEST)  # each piece costs 0.3 ms besides its rows
+        yield start_row, mask
+        start_row += step
+        step = min(2 * step, _LONGEST)  # each piece costs 0.3 ms besides its rows
 
 
-def _numbers(at: int, mask: pa.ChunkedArray | pa.Array) -> np.ndarray:
+def _numbers(first: int, mask: pa.ChunkedArray | pa.Array) -> np.ndarray:
     # Half of the time of Arrow's indices_nonzero.
-    return (np.flatnonzero(mask.to_numpy(zero_copy_only=False)) + at).astype(np.int32)
+    return (np.flatnonzero(mask.to_numpy(zero_copy_only=False)) + first).astype(np.int32)
 
 
 def row_of(table: pa.Table, entry_id: str) -> int:
@@ -109,7 +110,7 @@ def row_of(table: pa.Table, entry_id: str) -> int:
 
 
 def row_at(columns: dict[str, pa.ChunkedArray], number: int) -> dict[str, Any]:
-    """One row of these columns as JSON has it."""
+    """One row of these columns, in JSON types."""
     row = {name: column[number].as_py() for name, column in columns.items()}
     for name, column in columns.items():
         if column.type.id in _PLAIN:
@@ -174,17 +175,17 @@ class Finder:
         return matching(self._table(question), json.loads(question.where), text=question.text)
 
     def _ordered(self, question: Question, sort: str, descending: bool) -> np.ndarray:
-        """The same in the order of a column; what is not known comes last."""
+        """The same in the order of a column; missing values come last."""
         table, rows = self._table(question), self.rows(question)
         if sort == table.column_names[0] and not descending:
             return rows  # a table is sorted by id
         require_time()
         values = plain_values(table[sort].take(pa.array(rows))).combine_chunks()
-        known = is_known(values, sort, column_kinds(table.schema)[sort])
+        present = is_known(values, sort, column_kinds(table.schema)[sort])
         way = "descending" if descending else "ascending"
-        order = pc.array_sort_indices(values.filter(known), order=way)  # stable
+        order = pc.array_sort_indices(values.filter(present), order=way)  # stable
         require_time()
-        mask = known.to_numpy(zero_copy_only=False)
+        mask = present.to_numpy(zero_copy_only=False)
         return np.concatenate([rows[mask][order.to_numpy()], rows[~mask]])
 
     def _counts(self, question: Question, column: str, edges: tuple[float, ...]) -> list[int]:

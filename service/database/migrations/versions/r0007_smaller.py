@@ -30,17 +30,17 @@ def upgrade() -> None:
         batch.drop_index("ix_job_chains_attempt")
         batch.drop_column("attempt")
     op.create_index("ix_job_chains_job", "job_chains", ["job_id", "kind", "id"])
-    there = sa.inspect(op.get_bind())
+    inspector = sa.inspect(op.get_bind())
     for table in _TABLES:
-        if there.has_table(table):
+        if inspector.has_table(table):
             op.drop_table(table)
     for table, names in _COLUMNS.items():
-        columns = {column["name"] for column in there.get_columns(table)}
+        columns = {column["name"] for column in inspector.get_columns(table)}
         with op.batch_alter_table(table) as batch:
             for name in columns.intersection(names):
                 batch.drop_column(name)
 
 
 def downgrade() -> None:
-    """What they held is gone: restore a backup."""
+    """The dropped rows cannot be restored; a backup can."""
     raise NotImplementedError("restore a backup made before the upgrade")
