@@ -61,7 +61,7 @@ BUDGET = {
     "store": 7_311,
     "loader": 12_090,
     "service": 8_234,
-    "trainer": 12_031,
+    "trainer": 12_035,
     "kernels": 16_300,
     "synth": 1_863,
     "tests": 39_951,

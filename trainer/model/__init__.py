@@ -1,1 +1,1 @@
-"""The AlphaFold2 monomer model: one module per block of the supplement, `alphafold.py` on top."""
+"""The AlphaFold2 models of chains and complexes: a module per block, `alphafold.py` on top."""

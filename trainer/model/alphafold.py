@@ -37,66 +37,69 @@ RECYCLE_FEATURES: Final = frozenset(
 )
 TEMPLATE_FEATURES: Final = tuple(f for f in BATCH if f.name.startswith("template_"))
 Recycled = tuple[Tensor, Tensor, Tensor]
-"""What a pass hands to the next: first MSA row `[*, L, c_m]`, pairs `[*, L, L, c_z]`, and
+"""Recycled representations: first MSA row `[*, L, c_m]`, pairs `[*, L, L, c_z]`, and
 atoms `[*, L, 37, 3]` in ångström."""
 
 
 class AlphaFold(nn.Module):
-    """The whole model. See `model_config` for its sizes and presets."""
+    """The AlphaFold2 model. Its sizes are in `ModelConfig`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         c_m, c_z, c_s = config.c_m, config.c_z, config.c_s
-        of_chains = config.multimer is None
-        sizes, chains = (config.tf_dim, config.msa_dim, c_z, c_m, config.relpos_k), config.multimer
+        sizes, multimer = (
+            (config.tf_dim, config.msa_dim, c_z, c_m, config.relpos_k),
+            config.multimer,
+        )
         self.input_embedder = (
-            InputEmbedder(*sizes) if chains is None
-            else InputEmbedderMultimer(*sizes, chains.use_chain_relative, chains.max_relative_chain)
+            InputEmbedder(*sizes) if multimer is None else InputEmbedderMultimer(
+                *sizes, multimer.use_chain_relative, multimer.max_relative_chain
+            )
         )  # fmt: skip
         self.recycling_embedder = RecyclingEmbedder(config.recycling, c_m, c_z)
         if config.template is not None:
-            templates = TemplateEmbedder if of_chains else TemplateEmbedderMultimer
+            templates = TemplateEmbedder if multimer is None else TemplateEmbedderMultimer
             self.template_embedder = templates(config.template, c_m, c_z)
         self.extra_msa_embedder = OneLinear(25, config.extra_msa.c_e)
         self.extra_msa_stack = ExtraMSAStack(config.extra_msa, config.extra_msa.c_e, c_z)
         self.evoformer = EvoformerStack(config.evoformer, c_m, c_z, c_s)
-        structure_module = StructureModule if of_chains else StructureModuleMultimer
+        structure_module = StructureModule if multimer is None else StructureModuleMultimer
         self.structure_module = structure_module(config.structure_module, c_s, c_z)
         self.aux_heads = AuxiliaryHeads(config)
         self.set_activation_checkpointing(config.activation_checkpointing)
 
     def set_activation_checkpointing(self, enabled: bool) -> None:
-        """Recompute activations block by block in the backward pass, or keep them."""
+        """Enables or disables recomputation of each block's activations in the backward pass."""
         for module in self.modules():
             if isinstance(module, MSAStack | TemplatePairStack):
                 module.checkpointing = enabled
 
     per_recycle: Final = RECYCLE_FEATURES
-    """Features whose first axis counts the recycles."""
+    """Features with a leading axis of recycles."""
 
     def forward(
         self, batch: Mapping[str, Tensor], previous: Recycled | None = None
     ) -> dict[str, Any]:
-        """Run all recycles; only the last one keeps a gradient.
+        """Runs all recycles; only the last one has a gradient.
 
         Args:
             batch: the loader's: features of stage `recycle` are `[R, *, ...]`, all
                 others `[*, ...]` (see `evofeed.protein.features.BATCH`). Without
                 `template_*` features it runs without templates.
-            previous: what earlier passes gave (see `recycle`); None or zeros: nothing yet.
+            previous: output of earlier passes (see `recycle`); None or zeros for the first pass.
 
         Returns:
             `msa`, `pair`, `single`, `sm` (the structure module's dict),
             `final_atom_positions [*, L, 37, 3]` in ångström, `final_atom_mask`,
-            `final_affine_tensor [*, L, 7]` (of complexes `[*, L, 4, 4]`), and what
-            `AuxiliaryHeads` returns.
+            `final_affine_tensor [*, L, 7]` (for complexes `[*, L, 4, 4]`), and the
+            outputs of `AuxiliaryHeads`.
         """
         no_cycles = batch["msa_feat"].shape[0]
         for cycle in range(no_cycles - 1):
             previous = self.recycle(batch, previous, cycle)
         if torch.is_autocast_enabled(batch["aatype"].device.type):
-            # Half-precision copies of the weights made without grad would cut the gradient.
+            # Half-precision copies of the weights cached without grad would cut the gradient.
             torch.clear_autocast_cache()
         outputs, _ = self._iteration(features_of_cycle(batch, no_cycles - 1), previous)
         asym_id = None if self.config.multimer is None else batch["asym_id"]
@@ -114,7 +117,7 @@ class AlphaFold(nn.Module):
     def _iteration(
         self, feats: dict[str, Tensor], previous: Recycled | None
     ) -> tuple[dict[str, Any], Tensor]:
-        """One pass through the trunk and the structure module; also the first MSA row."""
+        """Outputs of one pass through trunk and structure module, and the first MSA row."""
         seq_mask = feats["seq_mask"]
         pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
         m, z = self._embed(feats, previous)
@@ -136,7 +139,7 @@ class AlphaFold(nn.Module):
         self, feats: Mapping[str, Tensor], m: Tensor, z: Tensor, single: Tensor,
         sm: dict[str, Tensor],
     ) -> dict[str, Any]:  # fmt: skip
-        """What `forward` returns without the heads, from trunk and structure module."""
+        """The outputs of `forward` except those of the heads, from trunk and structure module."""
         positions = atom14_to_atom37(
             sm["positions"][-1], feats["residx_atom37_to_atom14"], feats["atom37_atom_exists"]
         )
@@ -173,9 +176,10 @@ class AlphaFold(nn.Module):
 
 
 def features_of_cycle(batch: Mapping[str, Tensor], cycle: int) -> dict[str, Tensor]:
-    """The features of one recycle; without templates there are none, and of a complex an empty one.
+    """The features of one recycle. A batch without templates gets template features of zero slots,
+    a complex of one empty slot.
 
-    AF2-multimer's model takes the mean over the slots, so it must have one, as the loader makes it.
+    AF2-multimer's model takes the mean over the slots, so it needs one; the loader pads the same.
     """
     feats = {k: v[cycle] if k in RECYCLE_FEATURES else v for k, v in batch.items()}
     slots = int("asym_id" in feats)
@@ -190,12 +194,13 @@ def features_of_cycle(batch: Mapping[str, Tensor], cycle: int) -> dict[str, Tens
 
 
 def last_recycle(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The features the losses compare with: of the last recycle, without the recycling axis."""
+    """The features of the last recycle, without the recycling axis, as the losses take them."""
     return {k: v[-1] if k in RECYCLE_FEATURES else v for k, v in batch.items()}
 
 
 def from_openfold_batch(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The loader's convention from OpenFold's, where everything has a trailing recycling axis."""
+    """A batch in the loader's layout from OpenFold's, where all features have a trailing recycling
+    axis."""
     return {
         k: v.movedim(-1, 0).contiguous() if k in RECYCLE_FEATURES else v[..., -1]
         for k, v in batch.items()

@@ -1,8 +1,8 @@
-"""`torch.compile` of small operators: hundreds of launches of few numbers become a handful.
+"""`torch.compile` of small operators: hundreds of launches of small kernels become a handful.
 
-A run that records its steps compiles the structure module's layers, the update of its frames,
-those losses that make a number for each pair of atoms, features of pairs of templates and the
-attention of every pair to its templates. All else runs them as they are written.
+A run with CUDA graphs compiles the structure module's layers, the update of its frames, the losses
+over pairs of atoms, pair features of templates, and the attention of every pair to its templates.
+Other runs execute them eagerly.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ R = TypeVar("R")
 
 _PARTS = ("ipa", "transition", "bb_update", "angle_resnet")
 _EXPECTED = (
-    "TensorFloat32 tensor cores",  # in a float32 run it is chosen
-    "Dynamo detected a call to a `functools.lru_cache`",  # it holds constants
-    "The .grad attribute of a Tensor that is not a leaf",  # the compiler looks at its inputs
-    r"\s*Online softmax is disabled",  # it takes two passes over few numbers
+    "TensorFloat32 tensor cores",  # float32 was chosen
+    "Dynamo detected a call to a `functools.lru_cache`",  # it caches constants
+    "The .grad attribute of a Tensor that is not a leaf",  # the compiler inspects its inputs
+    r"\s*Online softmax is disabled",  # two passes over few numbers do not matter
 )
-"""What the compiler warns of, as regular expressions of beginnings."""
+"""Compiler warnings to ignore, as regular expressions of their beginnings."""
 _on = False
 
 
 def compile_structure(structure_module: nn.Module) -> None:
     """Compiles the layers of a structure module, and from now on `compilable` functions too.
 
-    Calls are compiled for their sizes: for crops of one size. Others go under
-    `torch.compiler.set_stance("force_eager")`.
+    Calls are compiled for their static shapes, those of the crop size. Call them with other shapes
+    under `torch.compiler.set_stance("force_eager")`.
     """
     global _on
     _on = True
@@ -44,7 +44,7 @@ def compile_structure(structure_module: nn.Module) -> None:
 
 
 def compilable(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that is compiled once `compile_structure` was called."""
+    """Decorates a function to be compiled at its first call after `compile_structure`."""
     compiled: list[Any] = []
 
     @functools.wraps(function)
@@ -53,7 +53,7 @@ def compilable(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         if not compiled:
             compiled.append(torch.compile(function, dynamic=False))
-        made: R = compiled[0](*args, **kwargs)
-        return made
+        result: R = compiled[0](*args, **kwargs)
+        return result
 
     return call

@@ -1,4 +1,4 @@
-"""Sizes of the model and weights of the losses, and the presets of AF2's two training stages.
+"""Sizes of the model and weights of the losses; defaults are AF2's initial training.
 
 Field names are OpenFold's. Source: AF2 SI 1.6 to 1.9 and table 4.
 """
@@ -49,7 +49,7 @@ class TemplateConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
-    """Blocks of an MSA and pairs."""
+    """Stacks of blocks on an MSA and pairs."""
 
     no_blocks: int
     c_hidden_msa_att: int
@@ -64,7 +64,7 @@ class StackConfig:
     pair_dropout: float = 0.25
     """Rate of the dropouts in the pair stack."""
     opm_first: bool = False
-    """Do the outer product mean before the MSA updates."""
+    """Compute the outer product mean before the MSA updates."""
     fuse_projection_weights: bool = False
     inf: float = 1e9
 
@@ -110,21 +110,21 @@ class StructureModuleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultimerConfig:
-    """What only the model of complexes has. Source: AlphaFold-Multimer, Evans et al. 2021."""
+    """Settings of the model of complexes. Source: AlphaFold-Multimer, Evans et al. 2021."""
 
     use_chain_relative: bool = True
-    """Embed also whether two residues are of one chain and one entity, and which copies."""
+    """Embed also if two residues are of one chain and of one entity, and their copies' numbers."""
     max_relative_chain: int = 2
     """Relative numbers of copies are clipped here."""
     ptm_weight: float = 0.2
-    """Of pTM in the score that ranks predictions."""
+    """Weight of pTM in the score that ranks predictions."""
     iptm_weight: float = 0.8
-    """Of ipTM in it."""
+    """Weight of ipTM in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Everything that decides which parameters the model has and how it computes."""
+    """Settings that determine the parameters of the model and its computation."""
 
     c_m: int = 256
     """Channels of the MSA representation."""
@@ -140,17 +140,17 @@ class ModelConfig:
     """Relative positions are clipped here."""
     recycling: RecyclingConfig = field(default_factory=RecyclingConfig)
     template: TemplateConfig | None = field(default_factory=TemplateConfig)
-    """None leaves the template embedder out (AF2 models 3 to 5)."""
+    """None omits the template embedder (AF2 models 3 to 5)."""
     extra_msa: ExtraMSAConfig = field(default_factory=ExtraMSAConfig)
     evoformer: EvoformerConfig = field(default_factory=EvoformerConfig)
     structure_module: StructureModuleConfig = field(default_factory=StructureModuleConfig)
     multimer: MultimerConfig | None = None
-    """The model of complexes; None: of single chains."""
+    """None: the model of single chains, not of complexes."""
     c_hidden_plddt: int = 128
     plddt_bins: int = 50
     distogram_bins: int = 64
     tm_bins: int | None = None
-    """Bins of the aligned-error head; None leaves the head out (all but the pTM models)."""
+    """Bins of the aligned-error head; None omits the head (all but the pTM models)."""
     mask_trans: bool = False
     """Mask the transitions too; AF2 does not."""
     activation_checkpointing: bool = False
@@ -161,7 +161,7 @@ class ModelConfig:
 
 
 def _check_sizes(config: Any, prefix: str = "") -> None:
-    """Every whole number of a model is a size, every dropout rate a share of the entries."""
+    """Raises ValueError for an integer below 1 or a dropout rate outside [0, 1)."""
     for item in fields(config):
         name, value = prefix + item.name, getattr(config, item.name)
         if is_dataclass(value):
@@ -184,17 +184,17 @@ class LossConfig:
     fape_length_scale: float = 10.0
     """Ångström."""
     fape_interface: float = 0.5
-    """Of frames and atoms of different chains; `fape_backbone` is then of the same chain alone."""
+    """Of frames and atoms of different chains; `fape_backbone` is then that within chains."""
     fape_interface_clamp_distance: float = 30.0
     """Ångström."""
     fape_interface_length_scale: float = 20.0
     """Ångström."""
     chain_center_of_mass: float = 1.0
-    """Complexes alone. OpenFold has 0.05 here too: its scale counts twice, squared inside."""
+    """Only complexes. OpenFold has 0.05 here too, and so applies its scale twice."""
     chain_center_of_mass_scale: float = 0.05
     """Per ångström that two chains are too close."""
     chain_center_of_mass_clamp_distance: float = -4.0
-    """Ångström that two chains may be closer than they are before it counts, negative."""
+    """Ångström that two chains may be closer than in the truth without a loss, negative."""
     supervised_chi: float = 1.0
     chi_weight: float = 0.5
     angle_norm_weight: float = 0.01
@@ -207,25 +207,25 @@ class LossConfig:
     experimentally_resolved: float = 0.0
     violation: float = 0.0
     violation_tolerance_factor: float = 12.0
-    """Standard deviations a bond length or angle may be off."""
+    """Standard deviations that a bond length or angle may deviate."""
     clash_overlap_tolerance: float = 1.5
     """Ångström two atoms may overlap."""
     average_clashes: bool = False
-    """Divide what clashes an atom has by their number; complexes do."""
+    """Divide an atom's clash loss by its number of clashes; AF2-multimer does."""
     bonds_across_chains: bool = False
-    """OpenFold expects a peptide bond wherever residue numbers follow, even between chains."""
+    """As OpenFold: expect a peptide bond between consecutive residue numbers of two chains too."""
     same_number_never_clashes: bool = False
-    """OpenFold and AF2 compare no atoms of residues with one number, even of different chains."""
+    """As OpenFold and AF2: ignore clashes of residues with one number in different chains."""
     ca_c_n_angle_stddev: float = 0.014
-    """Of cos(CA-C-N). 0.014 is OpenFold's and AF2's before 2025-09; AF2 since then has 0.0311."""
+    """Of cos(CA-C-N). 0.014 as in OpenFold and in AF2 before 2025-09; AF2 now has 0.0311."""
     tm: float = 0.0
     tm_max_bin: float = 31.0
     min_resolution: float = 0.1
-    """Ångström; confidence losses count only between these two."""
+    """Ångström; confidence losses count only between this and `max_resolution`."""
     max_resolution: float = 3.0
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        names = [each.name for each in fields(self)]
+        names = [item.name for item in fields(self)]
         names.remove("chain_center_of_mass_clamp_distance")
         check_numbers(self, *names, least=0)

@@ -1,4 +1,4 @@
-"""From features to the first MSA and pair representation, and the recycled ones.
+"""Embedders of input features and of recycled representations.
 
 Source: AF2 SI 1.3 (algorithms 3 to 5) and 1.10 (algorithm 32). Letters: S sequences, R residues.
 """
@@ -17,7 +17,7 @@ from evofeed.trainer.model.primitives import LayerNorm, Linear, full_precision, 
 
 
 class InputEmbedder(nn.Module):
-    """MSA and pair representation of the input features. Source: algorithms 3 and 4."""
+    """The MSA and pair representation of the input features. Source: algorithms 3 and 4."""
 
     def __init__(self, tf_dim: int, msa_dim: int, c_z: int, c_m: int, relpos_k: int) -> None:
         super().__init__()
@@ -31,8 +31,8 @@ class InputEmbedder(nn.Module):
     def forward(
         self, batch: Mapping[str, Tensor]
     ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"]]:
-        """MSA and pair representation, nothing masked, of `target_feat`, `msa_feat`,
-        `residue_index` and, of complexes, the chain ids."""
+        """MSA and pair representation, unmasked, from `target_feat`, `msa_feat`,
+        `residue_index` and, for complexes, the chain ids."""
         target_feat = batch["target_feat"]
         pairs = self.pairs(target_feat, self.relpos_of(batch))
         return self.msa(target_feat, batch["msa_feat"]), pairs
@@ -44,14 +44,14 @@ class InputEmbedder(nn.Module):
     def pairs(
         self, target_feat: Tensor, relpos: Tensor, rows: slice = slice(None)
     ) -> Float[Tensor, "*B I R c_z"]:
-        """Those rows of the pair representation whose relative positions are given."""
+        """Rows of the pair representation, given their embedded relative positions."""
         row = self.linear_tf_z_i(target_feat[..., rows, :])[..., :, None, :]
         return relpos + row + self.linear_tf_z_j(target_feat)[..., None, :, :]  # type: ignore[no-any-return]
 
     def relpos_of(
         self, batch: Mapping[str, Tensor], rows: slice = slice(None)
     ) -> Float[Tensor, "*B I R c_z"]:
-        """Relative positions i - j of residues i of `rows`, clipped to +-relpos_k, embedded."""
+        """Embedded relative positions i - j of residues i of `rows`, clipped to +-relpos_k."""
         index = batch["residue_index"]
         offset = index[..., rows, None] - index[..., None, :]
         bins = offset.clamp(-self.relpos_k, self.relpos_k) + self.relpos_k
@@ -60,9 +60,9 @@ class InputEmbedder(nn.Module):
 
 
 class InputEmbedderMultimer(InputEmbedder):
-    """Of complexes. Source: AlphaFold-Multimer, Evans et al. 2021, SI 7.1.
+    """The input embedder of complexes. Source: AlphaFold-Multimer, Evans et al. 2021, SI 7.1.
 
-    A pair's relative position is one-hot over 2k+1 offsets and "other chain", then whether both
+    A pair's relative position is one-hot over 2k+1 offsets and "other chain", then 1 if both
     residues are of one entity, then the difference of their copies' numbers and "other entity".
     """
 
@@ -86,7 +86,7 @@ class InputEmbedderMultimer(InputEmbedder):
     def relpos_of(
         self, batch: Mapping[str, Tensor], rows: slice = slice(None)
     ) -> Float[Tensor, "*B I R c_z"]:
-        """Relative positions of residues and chains, embedded."""
+        """Embedded relative positions of residues and chains."""
         if not self.use_chain_relative:
             return super().relpos_of(batch, rows)
         dtype = batch["target_feat"].dtype
@@ -105,9 +105,9 @@ class InputEmbedderMultimer(InputEmbedder):
 
 
 class RecyclingEmbedder(nn.Module):
-    """What the previous cycle adds to the first MSA row and to the pairs. Source: algorithm 32.
+    """Embeds the previous cycle's first MSA row, pairs and structure. Source: algorithm 32.
 
-    It runs in the first cycle too, on zeros, so that its biases always act.
+    It runs in the first cycle too, on zeros, so that its biases always apply.
     """
 
     def __init__(self, config: RecyclingConfig, c_m: int, c_z: int) -> None:
@@ -124,10 +124,10 @@ class RecyclingEmbedder(nn.Module):
         x: Float[Tensor, "*B R 3"],
         rows: slice = slice(None),
     ) -> tuple[Float[Tensor, "*B R c_m"], Float[Tensor, "*B I R c_z"]]:
-        """Updates of the first MSA row and of the pair representation.
+        """Updates of the first MSA row and of `rows` of the pair representation.
 
-        All are of the cycle before; z are the `rows` that are wanted, x pseudo-beta positions,
-        ångström.
+        The inputs are from the previous cycle; z has only those rows, x are pseudo-beta positions
+        in ångström.
         """
         bins = distance_one_hot(x, self.bins, rows)
         return self.layer_norm_m(m), self.linear(bins) + self.layer_norm_z(z)
@@ -147,7 +147,7 @@ def build_extra_msa_feat(
 def deletion_features(
     deletions: Float[Tensor, "*B S R"],
 ) -> tuple[Float[Tensor, "*B S R"], Float[Tensor, "*B S R"]]:
-    """Has-deletion and deletion value of counts of deletions. Source: AF2 SI table 1."""
+    """Has-deletion and deletion value from counts of deletions. Source: AF2 SI table 1."""
     return deletions.clamp(0, 1), torch.atan(deletions / 3) * (2 / math.pi)
 
 
@@ -156,9 +156,9 @@ def distance_one_hot(
     bins: RecyclingConfig | TemplateConfig,
     rows: slice = slice(None),
 ) -> Float[Tensor, "*B I R n"]:
-    """Which distance bin each pair of points (ångström) falls into; all zero below the first edge.
+    """One-hot distance bins of pairs of points (ångström); all zero below the first edge.
 
-    `rows` says which points come first in a pair.
+    `rows` selects the first points of the pairs.
     """
     with full_precision(x):
         square = torch.sum((x[..., rows, None, :] - x[..., None, :, :]) ** 2, dim=-1, keepdim=True)
@@ -168,7 +168,7 @@ def distance_one_hot(
         return ((square > lower) & (square < upper)).to(x.dtype)
 
 
-def _clipped(numbers: Tensor, most: int, same: Tensor, rows: slice) -> Tensor:
-    """i - j clipped to +-most, counted from 0; 2 most + 1 where not `same`."""
+def _clipped(numbers: Tensor, limit: int, same: Tensor, rows: slice) -> Tensor:
+    """i - j clipped to +-limit, counted from 0; 2 limit + 1 where not `same`."""
     offset = numbers[..., rows, None] - numbers[..., None, :]
-    return torch.where(same, offset.clamp(-most, most) + most, 2 * most + 1)
+    return torch.where(same, offset.clamp(-limit, limit) + limit, 2 * limit + 1)

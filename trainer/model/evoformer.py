@@ -1,6 +1,6 @@
-"""The Evoformer and the extra-MSA stack: the MSA and the pairs inform each other.
+"""The Evoformer and the extra-MSA stack: blocks that update the MSA and pair representations.
 
-Of the extra MSA, thousands of sequences of narrow channels, only the pairs survive.
+The extra-MSA stack, with thousands of sequences of few channels, returns only the pairs.
 Source: AF2 SI 1.6 and 1.7.2, algorithms 6 and 18. Letters: S sequences, R residues.
 """
 
@@ -64,7 +64,7 @@ class PairStack(nn.Module):
 
 
 class MSABlock(nn.Module):
-    """What Evoformer and extra-MSA blocks share; they differ in their column attention."""
+    """Base of Evoformer and extra-MSA blocks, which differ in their column attention."""
 
     def __init__(
         self, config: StackConfig, c_m: int, c_z: int, column_attention: nn.Module | None
@@ -127,13 +127,13 @@ class ExtraMSABlock(MSABlock):
 
 
 class MSAStack(nn.Module):
-    """Blocks one after the other; the two stacks differ in their blocks and in what they return.
+    """A sequence of blocks; the two stacks differ in their blocks and outputs.
 
     With `checkpointing` activations are recomputed in the backward pass.
     """
 
     on_block: Callable[[], None] | None = None
-    """Called after every block, if anybody watches."""
+    """Called after every block, to report progress."""
 
     def __init__(self, blocks: Iterable[MSABlock]) -> None:
         super().__init__()
@@ -149,16 +149,16 @@ class MSAStack(nn.Module):
         *,
         _mask_trans: bool = True,
     ) -> Any:
-        """What the stack gives (see its class) from MSA and pair representation."""
-        made = self.through(operator.call, m, z, msa_mask, pair_mask, _mask_trans=_mask_trans)
-        return self._result(*made)
+        """Outputs of the stack (see its class) for an MSA and pair representation."""
+        m, z = self.through(operator.call, m, z, msa_mask, pair_mask, _mask_trans=_mask_trans)
+        return self._result(m, z)
 
     def through(
-        self, step: Callable[..., Any], m: Tensor, z: Tensor, *given: Any, **options: Any
+        self, step: Callable[..., Any], m: Tensor, z: Tensor, *args: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """MSA and pairs after a step of each block, `step(block, m, z, ...)`."""
+        """MSA and pairs after `step(block, m, z, ...)` for each block."""
         for block in self.blocks:
-            m, z = checkpointed(step, block, m, z, *given, enabled=self.checkpointing, **options)
+            m, z = checkpointed(step, block, m, z, *args, enabled=self.checkpointing, **options)
             if self.on_block is not None:
                 self.on_block()
         return m, z
@@ -168,7 +168,7 @@ class MSAStack(nn.Module):
 
 
 class EvoformerStack(MSAStack):
-    """All Evoformer blocks; gives MSA, pair and single representation, the last `[*, R, c_s]`."""
+    """All Evoformer blocks; returns MSA, pair and single representation, the last `[*, R, c_s]`."""
 
     def __init__(self, config: EvoformerConfig, c_m: int, c_z: int, c_s: int) -> None:
         super().__init__(EvoformerBlock(config, c_m, c_z) for _ in range(config.no_blocks))
@@ -179,7 +179,7 @@ class EvoformerStack(MSAStack):
 
 
 class ExtraMSAStack(MSAStack):
-    """All extra-MSA blocks; gives the pair representation only."""
+    """All extra-MSA blocks; returns only the pair representation."""
 
     def __init__(self, config: ExtraMSAConfig, c_m: int, c_z: int) -> None:
         super().__init__(ExtraMSABlock(config, c_m, c_z) for _ in range(config.no_blocks))

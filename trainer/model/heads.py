@@ -16,7 +16,7 @@ from evofeed.trainer.model.primitives import LayerNorm, Linear, OneLinear, at_le
 
 
 class PerResidueLDDTCaPredictor(nn.Module):
-    """Logits of how well each residue is placed. Source: algorithm 29."""
+    """Logits of the lDDT-Ca of each residue. Source: algorithm 29."""
 
     def __init__(self, no_bins: int, c_in: int, c_hidden: int) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class AuxiliaryHeads(nn.Module):
         self.multimer = config.multimer
         self.plddt = PerResidueLDDTCaPredictor(config.plddt_bins, config.c_s, config.c_hidden_plddt)
         self.distogram = DistogramHead(config.c_z, config.distogram_bins)
-        # Restypes without the mask itself in complexes; atoms seen in the experiment; bins of the
-        # aligned error of residue j in the frame of residue i.
+        # Restypes, in complexes without the mask token; atoms resolved in the experiment; bins of
+        # the aligned error of residue j in the frame of residue i.
         self.masked_msa = OneLinear(config.c_m, 23 if config.multimer is None else 22, "final")
         self.experimentally_resolved = OneLinear(config.c_s, 37, "final")
         bins = config.tm_bins
@@ -67,8 +67,8 @@ class AuxiliaryHeads(nn.Module):
     ) -> dict[str, Tensor]:
         """Logits of every head, pLDDT, and with the TM head pTM and aligned errors.
 
-        Of the trunk's `msa`, `pair` and `single` and the structure module's last state; chains of a
-        complex, `asym_id`, add `iptm_score` and `weighted_ptm_score`.
+        From the trunk's `msa`, `pair` and `single` and the structure module's last state; `asym_id`
+        of a complex adds `iptm_score` and `weighted_ptm_score`.
         """
         heads = self.of_residues(outputs, sm_single)
         heads["distogram_logits"] = self.distogram(outputs["pair"])
@@ -81,7 +81,7 @@ class AuxiliaryHeads(nn.Module):
         return heads
 
     def of_residues(self, outputs: Mapping[str, Tensor], sm_single: Tensor) -> dict[str, Tensor]:
-        """What `forward` gives without looking at pairs."""
+        """The outputs of `forward` that do not depend on pairs."""
         lddt_logits = self.plddt(sm_single)
         return {
             "lddt_logits": lddt_logits,
@@ -93,7 +93,7 @@ class AuxiliaryHeads(nn.Module):
     def scores(
         self, expected: Float[Tensor, "*B R R"], asym_id: Int[Tensor, "*B R"] | None
     ) -> dict[str, Tensor]:
-        """The TM-scores of a chain or a complex, from what `expected_tm` gives."""
+        """The TM-scores of a chain or a complex, from the output of `expected_tm`."""
         ptm = best_alignment(expected)
         if asym_id is None or self.multimer is None:
             return {"ptm_score": ptm}
@@ -120,7 +120,7 @@ def _aligned_error_bin_centres(logits: Tensor) -> Float[Tensor, " n"]:
 
 
 def compute_predicted_aligned_error(logits: Float[Tensor, "*B I R n"]) -> dict[str, Tensor]:
-    """Probabilities per error bin, the expected error of each pair, the largest possible one."""
+    """Probabilities of error bins, the expected error of each pair, the maximum error."""
     logits = at_least_float32(logits)
     probs = torch.softmax(logits, dim=-1)
     centres = _aligned_error_bin_centres(logits)
@@ -132,9 +132,9 @@ def compute_predicted_aligned_error(logits: Float[Tensor, "*B I R n"]) -> dict[s
 
 
 def expected_tm(logits: Float[Tensor, "*B I R n"], count: Tensor) -> Float[Tensor, "*B I R"]:
-    """What residues j are expected to add to the TM-score in the frames of residues i, any rows.
+    """Expected TM-score terms of residues j in the frames of residues i, of any rows i.
 
-    `count` are residues in all, of each sample `[*]` or of every one `[]`.
+    `count` is the total number of residues, by sample `[*]` or the same for all `[]`.
     """
     logits = at_least_float32(logits)
     count = count.to(logits.dtype).clamp(min=19)[..., None, None, None]
@@ -150,10 +150,10 @@ def best_alignment(
     asym_id: Int[Tensor, "*B R"] | None = None,
     eps: float = 1e-8,
 ) -> Float[Tensor, "*B"]:
-    """Predicted TM-score, from what `expected_tm` gives; with `asym_id` over pairs of different
-    chains alone, which is ipTM.
+    """Predicted TM-score, from the output of `expected_tm`; with `asym_id` over pairs of different
+    chains only, which is ipTM.
 
-    Without `residue_weights` all residues count alike (padding too, as in OpenFold).
+    Without `residue_weights` all residues have the same weight (padding too, as in OpenFold).
     Source: AF2 SI 1.9.7, equations 38 to 40; AlphaFold-Multimer, section 2.6.
     """
     if residue_weights is None:

@@ -1,4 +1,4 @@
-"""Invariant point attention: attention that also looks at distances in 3D space.
+"""Invariant point attention (IPA): attention with a term of distances in 3D space.
 
 Source: AF2 SI 1.8.2, algorithm 22. Letters: R residues, H heads, P points.
 """
@@ -20,7 +20,7 @@ _HEAD_WEIGHT = 0.541324854612918  # softplus of it is 1
 
 
 class SharedTerms(NamedTuple):
-    """What all layers of the structure module share, made once.
+    """Terms computed once for all layers of the structure module.
 
     Letters: D output channels of all projections of `s`.
     """
@@ -32,7 +32,7 @@ class SharedTerms(NamedTuple):
 
 
 class PointProjection(nn.Module):
-    """Holds the linear layer whose output is points in each residue's frame.
+    """Container of the linear layer whose outputs are points in each residue's frame.
 
     The output channels are all x, then all y, then all z; within each, heads are outermost.
     """
@@ -91,7 +91,7 @@ class InvariantPointAttention(nn.Module):
         return torch.cat(weights), torch.cat(biases)
 
     def share(self, z: Float[Tensor, "*B R R c_z"], mask: Float[Tensor, "*B R"]) -> SharedTerms:
-        """What does not change from layer to layer: all of it but the frames and `s`."""
+        """The terms that do not depend on the frames or `s`, so are the same in all layers."""
         weight, weight_bias = self._projections()
         return SharedTerms(
             weight=weight,
@@ -101,10 +101,10 @@ class InvariantPointAttention(nn.Module):
         )
 
     def bias(
-        self, z: Float[Tensor, "*B I R c_z"], own: Float[Tensor, "*B I"], mask: Tensor
+        self, z: Float[Tensor, "*B I R c_z"], row_mask: Float[Tensor, "*B I"], mask: Tensor
     ) -> Float[Tensor, "*B H I R"]:
-        """What rows of pairs add to the logits; `own` is the part of the mask of their residues."""
-        pair_mask = own[..., :, None] * mask[..., None, :]
+        """The bias of the logits from rows of pairs; `row_mask` is the mask of their residues."""
+        pair_mask = row_mask[..., :, None] * mask[..., None, :]
         bias = math.sqrt(1 / 3) * self.linear_b(z)
         bias = bias + mask_bias(pair_mask, self.inf * self._mask_factor)[..., None]
         return bias.movedim(-1, -3).contiguous()  # type: ignore[no-any-return]
@@ -120,7 +120,7 @@ class InvariantPointAttention(nn.Module):
         mask: Float[Tensor, "*B R"],
         shared: SharedTerms | None = None,
     ) -> Float[Tensor, "*B R c_s"]:
-        """Update of `s`; `frames` are the current backbone frames, `shared` what `share` gave."""
+        """Update of `s`, given the current backbone frames and the output of `share`."""
         shared = self.share(z, mask) if shared is None else shared
         sides, values, frames = self.project(s, frames, shared)
         return self.attend(sides, values, shared.bias, z, frames)
@@ -129,7 +129,7 @@ class InvariantPointAttention(nn.Module):
         self, s: Tensor, frames: Rigid, shared: SharedTerms
     ) -> tuple[tuple[Tensor, Tensor], Tensor, Rigid]:
         """Both sides of the logits `[*, H, R, channels]`, values `[*, R, H, C]`, centred frames."""
-        # All that follows is blind to where the origin is: near it the squares lose no digits.
+        # The rest does not depend on the origin: coordinates near it lose no digits in squares.
         centre = frames.trans.detach().mean(dim=-2, keepdim=True)
         frames = Rigid(frames.rots, frames.trans - centre)
         H, C, P = self.no_heads, self.c_hidden, self.no_qk_points
@@ -146,14 +146,14 @@ class InvariantPointAttention(nn.Module):
     def attend(
         self, sides: tuple[Tensor, Tensor], values: Tensor, bias: Tensor, z: Tensor, frames: Rigid
     ) -> Float[Tensor, "*B I c_s"]:
-        """The update of residues whose left side, bias, pairs and frames are given."""
+        """The update of the residues of the given left side, bias, pairs and frames."""
         left, right = (side.flatten(0, -3) for side in sides)
         with exact_products():  # never in TF32
             logits = torch.baddbmm(bias.flatten(0, -3), left, right.transpose(-1, -2))
         weights = torch.softmax(logits.view(bias.shape), dim=-1)
         pair = torch.einsum("...hij,...ijc->...ihc", weights, z).flatten(-2)  # heads outermost
-        ends = self._ends(torch.matmul(weights, values.transpose(-2, -3)), frames)
-        return self.linear_out(torch.cat([ends, pair], dim=-1))  # type: ignore[no-any-return]
+        outputs = self._outputs(torch.matmul(weights, values.transpose(-2, -3)), frames)
+        return self.linear_out(torch.cat([outputs, pair], dim=-1))  # type: ignore[no-any-return]
 
     def _points(
         self, q_local: Tensor, kv_local: Tensor, frames: Rigid
@@ -172,9 +172,9 @@ class InvariantPointAttention(nn.Module):
     def _sides(
         self, q: Tensor, k: Tensor, q_points: Tensor, k_points: Tensor, gamma: Tensor
     ) -> tuple[Float[Tensor, "*B H R D"], Float[Tensor, "*B H R D"]]:
-        """Whose product is that of q and k, and -1/2 sum over points of gamma |q - k|^2.
+        """Factors of the logits: of q k^T, and of -1/2 sum over points of gamma |q - k|^2.
 
-        The term of |q|^2 alone is left out: the softmax over the keys does not see it.
+        The term of |q|^2 is omitted: the softmax over the keys does not depend on it.
         """
         scaled = gamma[:, None] * k_points
         square = -0.5 * torch.unflatten(scaled * k_points, -1, (3, -1)).sum(dim=-2)  # [*, R, H, P]
@@ -182,8 +182,8 @@ class InvariantPointAttention(nn.Module):
         right = torch.cat([math.sqrt(1 / (3 * self.c_hidden)) * k, scaled, square], dim=-1)
         return left.transpose(-2, -3), right.transpose(-2, -3)
 
-    def _ends(self, attended: Tensor, frames: Rigid) -> Float[Tensor, "*B I D"]:
-        """Channels, points seen from each residue and their distances, heads outermost in each."""
+    def _outputs(self, attended: Tensor, frames: Rigid) -> Float[Tensor, "*B I D"]:
+        """Channels, points in each residue's frame and their norms, heads outermost in each."""
         attended = attended.transpose(-2, -3)
         scalar, points = torch.split(attended, [self.c_hidden, 3 * self.no_v_points], dim=-1)
         points = torch.unflatten(points, -1, (3, -1)).transpose(-2, -3).flatten(-2)  # [*, R, 3, HP]
@@ -193,9 +193,9 @@ class InvariantPointAttention(nn.Module):
 
 
 class InvariantPointAttentionMultimer(InvariantPointAttention):
-    """The same maths with the projections of AlphaFold-Multimer's code.
+    """The same computation with the projections of AlphaFold-Multimer's code.
 
-    Queries, keys and values have no bias, keys and values layers of their own, and the channels
+    Queries, keys and values have no bias, keys and values have separate layers, and the channels
     of a point projection are ordered by head first.
     """
 
@@ -210,7 +210,7 @@ class InvariantPointAttentionMultimer(InvariantPointAttention):
         self.linear_v_points = PointProjection(c_s, self.no_v_points, self.no_heads)
 
     def _projections(self) -> tuple[Float[Tensor, "D c_s"], Float[Tensor, " D"]]:
-        """The same rows in the monomer's order, which is what the attention reads."""
+        """The same rows in the monomer's order, which the attention expects."""
         q, k, v = (layer.weight for layer in (self.linear_q, self.linear_k, self.linear_v))
         by_head = [torch.unflatten(weight, 0, (self.no_heads, -1)) for weight in (k, v)]
         kv = torch.cat(by_head, dim=1).flatten(0, 1)

@@ -63,7 +63,7 @@ class MSAAttention(nn.Module):
         z: None = None,
         mask: Float[Tensor, "*B R S"] | None = None,
     ) -> Float[Tensor, "*B R S c_m"]:
-        """Update of `m`; `z` is there for callers of either row attention."""
+        """Update of `m`; `z` is accepted for callers of either row attention."""
         mask = m.new_ones(m.shape[:-1]) if mask is None else mask
         m = self.layer_norm_m(m)
         bias = mask_bias(mask, self.inf)[..., :, None, None, :]

@@ -1,4 +1,4 @@
-"""From the MSA to the pairs: the mean outer product of two columns (AF2 SI algorithm 10).
+"""Outer product mean: the pair update from columns of the MSA (AF2 SI algorithm 10).
 
 Letters: S sequences, R residues, C channels of a projection.
 """
@@ -40,10 +40,10 @@ class OuterProductMean(nn.Module):
         b = self.linear_2(m)
         a = a * mask.to(a.dtype)[..., None]
         b = b * mask.to(b.dtype)[..., None]
-        half = a.dtype
+        dtype = a.dtype
         with in_float32("outer_product", a, b) as (a, b):
             outer = torch.einsum("...sic,...sje->...ijce", a, b).flatten(-2)
             update = self.linear_out(outer)
         with full_precision(mask):  # counts above 256 are not exact in bfloat16
             shared = torch.einsum("...si,...sj->...ij", mask, mask)[..., None] + self.eps
-        return (update / shared.to(update.dtype)).to(half)  # type: ignore[no-any-return]
+        return (update / shared.to(update.dtype)).to(dtype)  # type: ignore[no-any-return]

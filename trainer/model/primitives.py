@@ -1,7 +1,7 @@
 """Building blocks of the model: Linear, LayerNorm, Attention, dropout, small helpers.
 
-There is one LayerNorm class and one attention function in the whole model, so
-that a fused op replaces both by replacing one thing.
+The model has one LayerNorm class and one attention function, so that a fused op
+replaces each in one place.
 
 Letters: S sequences, R residues, Q queries, K keys, H heads, C channels of a head.
 """
@@ -24,17 +24,17 @@ from evofeed.trainer.model.compiled import compilable
 _TRUNCATED_STD = 0.87962566103423978  # of a unit normal truncated to [-2, 2]
 
 FLOAT32_IN_FLOAT16 = frozenset({"global_query", "outer_product", "triangle_product"})
-"""What is computed in float32 when the run is in float16: sums that may pass 65,504, or divide by
-less than 6e-8. Layer norms, softmax, distances, the structure module and all losses have float32
-inside in any half precision."""
+"""Operators computed in float32 in float16 runs: their sums may pass 65,504, or their divisors be
+below 6e-8. Layer norms, softmax, distances, the structure module and all losses use float32 inside
+in any half precision."""
 
 
 class Linear(nn.Linear):
     """`nn.Linear` with one of AF2's initialisations, by the names that OpenFold gives them.
 
     `default` (LeCun) and `relu` (He) draw a normal truncated at two sigma, rescaled
-    so that the truncated law has the wanted deviation; `glorot` is uniform; `normal`
-    is untruncated; `gating` is zero weight with bias one (the gate starts almost
+    to the standard deviation before truncation; `glorot` is uniform; `normal` is
+    untruncated; `gating` is zero weight with bias one (the gate starts almost
     open); `final` is zero, so that every residual branch starts as the identity.
 
     Source: AF2 SI 1.11.4.
@@ -46,7 +46,7 @@ class Linear(nn.Linear):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights again by the law given at construction."""
+        """Draws the weights again with the initialisation given at construction."""
         weight, init = self.weight, self._init
         if self.bias is not None:
             self.bias.fill_(1.0 if init == "gating" else 0.0)
@@ -61,11 +61,11 @@ class Linear(nn.Linear):
         elif init in ("gating", "final"):
             weight.zero_()
         else:
-            raise ValueError(f"{init!r} is none of default, relu, glorot, normal, gating, final")
+            raise ValueError(f"init is {init!r}: use default, relu, glorot, normal, gating, final")
 
 
 class OneLinear(nn.Module):
-    """A `Linear` under the name `linear`, as OpenFold has its embedders and heads of one layer."""
+    """A `Linear` under the name `linear`, as in OpenFold's embedders and heads of one layer."""
 
     def __init__(self, c_in: int, c_out: int, init: str = "default") -> None:
         super().__init__()
@@ -77,10 +77,10 @@ class OneLinear(nn.Module):
 
 
 class ExactLinear(Linear):
-    """A `Linear` of few rows in float32, as the structure module has."""
+    """A `Linear` of few rows in float32, for the structure module."""
 
     def forward(self, x: Float[Tensor, "*B c_in"], relu: bool = False) -> Float[Tensor, "*B c_out"]:
-        """The layer, with `relu` its positive part."""
+        """The layer, with `relu` followed by a ReLU."""
         out = F.linear(x, self.weight, self.bias)
         return torch.relu(out) if relu else out
 
@@ -102,8 +102,8 @@ class LayerNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*B c"]) -> Float[Tensor, "*B c"]:
         """Normalised `x`."""
         with full_precision(x):
-            # On the CPU torch adds up the gradients of weight and bias row by row in x's own type:
-            # in bfloat16 4 % off after 1,000 rows, 25 % after 65,000 (torch 2.13).
+            # On the CPU torch accumulates the gradients of weight and bias row by row in x's dtype:
+            # in bfloat16 an error of 4 % after 1,000 rows, 25 % after 65,000 (torch 2.13).
             inside = at_least_float32(x) if x.device.type == "cpu" else x
             weight, bias = self.weight.to(inside.dtype), self.bias.to(inside.dtype)
             return F.layer_norm(inside, self.c_in, weight, bias, self.eps).to(x.dtype)
@@ -138,14 +138,14 @@ class SharedDropout(nn.Module):
 
 
 def checkpointed(block: Callable[..., Any], *args: Any, enabled: bool, **options: Any) -> Any:
-    """`block(*args, **options)`, its activations recomputed in the backward pass when `enabled`."""
+    """`block(*args, **options)`, with activations recomputed in the backward pass if `enabled`."""
     if enabled and torch.is_grad_enabled():
         return checkpoint(block, *args, use_reentrant=False, **options)
     return block(*args, **options)
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[None]:
-    """A context without autocast: what runs inside keeps the dtype it is given."""
+    """A context without autocast: operators inside keep the dtype of their inputs."""
     context: AbstractContextManager[None] = torch.autocast(x.device.type, enabled=False)
     return context
 
@@ -154,20 +154,20 @@ def full_precision(x: Tensor) -> AbstractContextManager[None]:
 def exact_products() -> Iterator[None]:
     """A context in which float32 matrix products are never TF32, whatever the run's precision."""
     try:
-        kept = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the caller chose by backend instead, and torch lets nobody mix the two
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the caller set it by backend, and torch does not allow to mix the two
         matmul: Any = torch.backends.cuda.matmul
-        chosen, matmul.fp32_precision = matmul.fp32_precision, "ieee"
+        before, matmul.fp32_precision = matmul.fp32_precision, "ieee"
         try:
             yield
         finally:
-            matmul.fp32_precision = chosen
+            matmul.fp32_precision = before
         return
     torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(kept)
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager
@@ -181,19 +181,19 @@ def in_float32(operator: str, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def as_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bias in the logits' type; float16 would make -inf, and nan where all keys are masked."""
+    """A bias in the logits' dtype; clamped in float16, as -inf gives nan if all keys are masked."""
     return (bias.clamp(min=-3e4) if dtype is torch.float16 else bias).to(dtype)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in float32 if it came in a half type, else as it is (float64 stays)."""
+    """`x` in float32 if it is in half precision, else unchanged (float64 stays)."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def one_hot(
     index: Int[Tensor, "*B"], num_classes: int, dtype: torch.dtype
 ) -> Float[Tensor, "*B n"]:
-    """One-hot rows by comparison: no check of the values, so no wait for the GPU."""
+    """One-hot rows by comparison: `F.one_hot` would check the values and wait for the GPU."""
     classes = torch.arange(num_classes, device=index.device)
     return (index[..., None] == classes).to(dtype)
 
@@ -210,7 +210,7 @@ def gated_attention(
     biases: Sequence[Tensor],
     gate: Float[Tensor, "*B Q C"] | None = None,
 ) -> Float[Tensor, "*B Q C"]:
-    """sigmoid(gate) * softmax(q k^T + sum of biases) v: all attention of the model but IPA.
+    """sigmoid(gate) * softmax(q k^T + sum of biases) v: all attention of the model except IPA.
 
     Args:
         q: queries, already scaled by 1/sqrt(C).
@@ -219,13 +219,13 @@ def gated_attention(
 
     Source: AF2 SI algorithm 7, lines 2 to 6.
     """
-    single = q.shape[-2] == 1  # a matrix product for each query would be all overhead
+    single = q.shape[-2] == 1  # a matrix product for each query would be mostly overhead
     if q.device.type == "cpu" and not (single or torch.is_grad_enabled()):
         out = _without_logits(q, k, v, biases)
         return out if gate is None else out * torch.sigmoid(gate)
     if single:
         with full_precision(q):
-            out = _of_single_queries(q, k, v, biases)
+            out = _single_query_attention(q, k, v, biases)
     else:
         logits = torch.matmul(q, k.transpose(-1, -2))
         for bias in biases:
@@ -237,8 +237,8 @@ def gated_attention(
 
 
 @compilable
-def _of_single_queries(q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor]) -> Tensor:
-    """Ungated attention of one query each."""
+def _single_query_attention(q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor]) -> Tensor:
+    """Ungated attention with one query per batch entry and head."""
     logits = (q * k).sum(-1)[..., None, :]
     for bias in biases:
         logits = logits + bias
@@ -247,14 +247,14 @@ def _of_single_queries(q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor]
 
 
 def _without_logits(q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor]) -> Tensor:
-    """Attention that keeps no logits, which a CPU's memory is slow for; it has no gradient."""
-    many = math.prod(q.shape[:-3])  # none on a rank without rows
+    """Attention that stores no logits, as a CPU's memory is slow; it has no gradient."""
+    batch = math.prod(q.shape[:-3])  # 0 on a rank without rows
 
     def flat(x: Tensor) -> Tensor:
-        return x.expand(*q.shape[:-3], *x.shape[-3:]).reshape(many, *x.shape[-3:])
+        return x.expand(*q.shape[:-3], *x.shape[-3:]).reshape(batch, *x.shape[-3:])
 
-    felt = [bias for bias in biases if bias.any()]  # masks of whole chains are all zero
-    bias = flat(sum(felt[1:], felt[0])) if felt else None
+    nonzero = [bias for bias in biases if bias.any()]  # biases of unpadded masks are zero
+    bias = flat(sum(nonzero[1:], nonzero[0])) if nonzero else None
     out = F.scaled_dot_product_attention(flat(q), flat(k), flat(v), attn_mask=bias, scale=1.0)
     return out.reshape(q.shape)
 
@@ -262,7 +262,7 @@ def _without_logits(q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor]) -
 class Attention(nn.Module):
     """Multi-head attention with additive biases; `gating` by a sigmoid of the queries' input.
 
-    The output has as many channels as the queries' input; `c_hidden` are those of one head.
+    The output has as many channels as the queries' input; `c_hidden` is the width of one head.
     """
 
     def __init__(

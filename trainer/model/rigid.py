@@ -1,6 +1,6 @@
 """Rigid transforms: rotations as matrices or unit quaternions (w, x, y, z), and translations.
 
-Everything here runs at least in float32, outside autocast. Coordinates keep the
+Callers run these at least in float32, outside autocast. Coordinates keep the
 unit of their input. Source: AF2 SI 1.1, algorithms 21 to 23.
 """
 
@@ -22,7 +22,7 @@ class Rigid(NamedTuple):
     trans: Tensor
 
     def unsqueeze(self, dim: int) -> Rigid:
-        """The same transforms with a new leading axis at `dim` (negative counts from theirs)."""
+        """The same transforms with a new axis at `dim`, which is negative and counts batch axes."""
         if dim >= 0:
             raise ValueError(f"dim must be negative, is {dim}")
         return Rigid(self.rots.unsqueeze(dim - 2), self.trans.unsqueeze(dim - 1))
@@ -50,7 +50,7 @@ def _rotate(rots: Tensor, points: Tensor) -> Tensor:
 
 
 def quaternion_to_matrix(quaternion: Float[Tensor, "*B 4"]) -> Float[Tensor, "*B 3 3"]:
-    """Rotation matrix of a unit quaternion, in the homogeneous form (not normalised here).
+    """Rotation matrix of a unit quaternion, in the homogeneous form (without normalisation).
 
     Source: AF2 SI algorithm 23, without its normalisation.
     """
@@ -72,7 +72,7 @@ def compose_quaternion_update(
     return new / norm
 
 
-# Row by row the terms of each result, e.g. `+ww` for w * w; unit vectors i, j, k are x, y, z.
+# The terms of each result, row by row, e.g. `+ww` for w * w; unit vectors i, j, k are x, y, z.
 _TERMS: Final = {
     "matrix": """
         +ww+xx-yy-zz  +xy+yx-wz-zw  +xz+zx+wy+yw
@@ -84,7 +84,7 @@ _TERMS: Final = {
 
 @lru_cache(maxsize=32)
 def _signs(name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """`[results, products]` of 0 and +-1: which product of two quaternion parts goes where."""
+    """Coefficients `[results, products]`, 0 or +-1, of the products of two quaternion parts."""
     second = "wxyz" if name == "matrix" else "xyz"
     signs = [
         [result.count("+" + a + b) - result.count("-" + a + b) for a in "wxyz" for b in second]
@@ -95,12 +95,12 @@ def _signs(name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def _combined(products: Tensor, name: str) -> Tensor:
-    """Signed sums of products, all at once: a few kernels instead of one for every sign."""
+    """Signed sums of products by one matrix: a few kernels instead of one for every sign."""
     return torch.sum(products[..., None, :] * _signs(name, products.device, products.dtype), dim=-1)
 
 
 def from_tensor_7(tensor: Float[Tensor, "*B 7"]) -> Rigid:
-    """Transforms from a unit quaternion and a translation, one after the other."""
+    """Transforms from a unit quaternion (w, x, y, z) followed by a translation."""
     return Rigid(quaternion_to_matrix(tensor[..., :4]), tensor[..., 4:])
 
 
@@ -110,7 +110,7 @@ def from_4x4(tensor: Float[Tensor, "*B 4 4"]) -> Rigid:
 
 
 def from_frames(tensor: Float[Tensor, "..."]) -> Rigid:
-    """Transforms of a structure module's `frames`, `[*, 7]` of chains, `[*, 4, 4]` of complexes."""
+    """Transforms from the structure module's `frames`, `[*, 7]`, for complexes `[*, 4, 4]`."""
     return from_tensor_7(tensor) if tensor.shape[-1] == 7 else from_4x4(tensor)
 
 

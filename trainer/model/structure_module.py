@@ -1,7 +1,7 @@
-"""The structure module: from the single and pair representations to atoms in space.
+"""The structure module: predicts atom positions from the single and pair representations.
 
-It runs outside autocast, at least in float32: a rotation in bfloat16 is off by
-half a degree, which is ångströms at the far end of a protein.
+It runs outside autocast, at least in float32: a rotation in bfloat16 has an error
+of half a degree, which is ångströms at the far end of a protein.
 Source: AF2 SI 1.8, algorithm 20. Letters: R residues, L layers.
 """
 
@@ -36,14 +36,14 @@ _LEAST_SQUARE_NORM = 1e-6
 
 
 class BackboneUpdate(nn.Module):
-    """Six numbers per residue: a rotation's vector part and a translation. Source: algorithm 23."""
+    """Six numbers per residue: vector part of a quaternion, translation. Source: algorithm 23."""
 
     def __init__(self, c_s: int) -> None:
         super().__init__()
         self.linear = ExactLinear(c_s, 6, init="final")
 
     def forward(self, s: Float[Tensor, "*B R c_s"]) -> Float[Tensor, "*B R 6"]:
-        """The update, to be applied by `update_frames`."""
+        """The update, which `update_frames` applies."""
         return self.linear(s)  # type: ignore[no-any-return]
 
 
@@ -53,9 +53,9 @@ def update_frames(
     frames: Rigid,
     update: Float[Tensor, "*B 6"],
 ) -> tuple[Float[Tensor, "*B 4"], Rigid]:
-    """Quaternion and frames after a backbone update given in the old local frame.
+    """Quaternion and frames after a backbone update in the old local frame.
 
-    `frames` are the old ones, their rotation being that of `quaternion`.
+    `frames` are the old ones; their rotations equal `quaternion`.
     """
     step = torch.sum(frames.rots * update[..., None, 3:], dim=-1)
     quaternion = compose_quaternion_update(quaternion, update[..., :3])
@@ -63,7 +63,7 @@ def update_frames(
 
 
 class StructureModuleTransitionLayer(nn.Module):
-    """Three linear layers and a skip."""
+    """Three linear layers with a residual connection."""
 
     def __init__(self, c: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class StructureModuleTransition(nn.Module):
 
 
 class StructureModule(nn.Module):
-    """Eight layers with shared weights that move every residue's frame from the origin.
+    """Eight layers with shared weights that move every residue's frame, starting at the origin.
 
     Inside, translations are in units of `trans_scale_factor` ångström; outputs are in ångström.
     """
@@ -175,7 +175,7 @@ class StructureModule(nn.Module):
     def _atoms(
         self, states: Tensor, frames: Rigid, s_initial: Tensor, aatype: Tensor
     ) -> dict[str, Tensor]:
-        """Side chains of all layers at once: nothing in a layer depends on the atoms before it."""
+        """Side chains of all layers at once: no layer depends on the atoms of an earlier one."""
         unnormalized, angles = self.angle_resnet(states, s_initial.expand_as(states))
         aatype = aatype.expand(states.shape[:-1])
         groups = torsion_angles_to_frames(frames, angles, aatype)
@@ -188,7 +188,7 @@ class StructureModule(nn.Module):
 
 
 def update_to_rigid(update: Float[Tensor, "*B 6"]) -> Rigid:
-    """The motion that six numbers stand for: the quaternion (1, x, y, z) and a translation."""
+    """The transform of a backbone update: the quaternion (1, x, y, z) and a translation."""
     x = update[..., :3]
     quaternion = torch.cat([torch.ones_like(x[..., :1]), x], dim=-1)
     square = torch.sum(quaternion**2, dim=-1, keepdim=True)
@@ -197,7 +197,7 @@ def update_to_rigid(update: Float[Tensor, "*B 6"]) -> Rigid:
 
 
 class StructureModuleMultimer(StructureModule):
-    """That of AlphaFold-Multimer's code: updates are composed, no quaternion is kept.
+    """The structure module of AlphaFold-Multimer's code: updates are composed as matrices.
 
     `frames` are `[L, *, R, 4, 4]`.
     """

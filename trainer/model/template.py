@@ -1,6 +1,6 @@
-"""Templates: structures of related proteins, folded into the pair and MSA representations.
+"""Template embedders: add structures of related proteins to the pair and MSA representations.
 
-Source: AF2 SI 1.7.1, algorithms 16 and 17; of complexes AlphaFold-Multimer, Evans et al. 2021, SI
+Source: AF2 SI 1.7.1, algorithms 16 and 17; for complexes AlphaFold-Multimer, Evans et al. 2021, SI
 7.3 (algorithm 1). Letters: T templates, R residues.
 """
 
@@ -45,7 +45,7 @@ _LEAST_NORM = 1e-6
 
 
 class TemplateSingleEmbedder(nn.Module):
-    """Torsion angles of a template to a row of the MSA. Source: algorithm 2, line 7."""
+    """Embeds torsion angles of a template as a row of the MSA. Source: algorithm 2, line 7."""
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class TemplateSingleEmbedder(nn.Module):
 
 
 class TemplatePairStackBlock(nn.Module):
-    """A pair stack of its own order: attentions first, multiplications after."""
+    """A block of the template pair stack: attentions first, or last with `tri_mul_first`."""
 
     def __init__(self, config: TemplateConfig) -> None:
         super().__init__()
@@ -118,11 +118,11 @@ class TemplatePairStack(nn.Module):
         return self.through(operator.call, t, mask, _mask_trans=_mask_trans)
 
     def through(
-        self, step: Callable[..., Any], t: Tensor, *given: Any, **options: Any
+        self, step: Callable[..., Any], t: Tensor, *args: Any, **options: Any
     ) -> Float[Tensor, "*B T R R c_t"]:
-        """Templates after a step of each block, `step(block, t, ...)`, and the norm."""
+        """Templates after `step(block, t, ...)` for each block, and the layer norm."""
         for block in self.blocks:
-            t = checkpointed(step, block, t, *given, enabled=self.checkpointing, **options)
+            t = checkpointed(step, block, t, *args, enabled=self.checkpointing, **options)
         return self.layer_norm(t)  # type: ignore[no-any-return]
 
 
@@ -140,7 +140,7 @@ class TemplatePointwiseAttention(nn.Module):
         z: Float[Tensor, "*B I R c_z"],
         template_mask: Float[Tensor, "*B T"] | None = None,
     ) -> Float[Tensor, "*B I R c_z"]:
-        """Update of the pair representation (not yet zero where every template is masked)."""
+        """Update of the pair representation; not zero if all templates of a sample are masked."""
         biases = []
         if template_mask is not None:
             biases.append(mask_bias(template_mask, self.inf)[..., None, None, None, None, :])
@@ -149,14 +149,14 @@ class TemplatePointwiseAttention(nn.Module):
 
 
 class TemplateEmbedder(nn.Module):
-    """All that templates add: a pair update, extra rows of the MSA and their mask.
+    """Pair update and extra MSA rows from the templates of a single chain, by attention.
 
-    To a single chain by attention. With no valid template the pair update is multiplied by zero, so
-    every parameter still gets a gradient (zero) and torch's DDP never waits for one.
+    Without a valid template the pair update is multiplied by zero, so that every parameter still
+    gets a gradient (zero) and torch's DDP never waits for one.
     """
 
     adds_up = False
-    """Whether the update is made of the sum of what the stack gives for each template."""
+    """True if `update` takes the sum over templates of the stack's outputs."""
 
     def __init__(self, config: TemplateConfig, c_m: int, c_z: int) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class TemplateEmbedder(nn.Module):
     def embed(
         self, batch: Mapping[str, Tensor], z: Float[Tensor, "*B I R c_z"], rows: slice = slice(None)
     ) -> Float[Tensor, "*B T I R c_t"]:
-        """Pairs of every template, of residues i of `rows`; z are those rows of the query's."""
+        """Pairs of every template, of residues i of `rows`; z are those rows of the query."""
         feat = build_template_pair_feat(batch, self.bins, rows)
         return self.template_pair_embedder(feat)  # type: ignore[no-any-return]
 
@@ -199,7 +199,7 @@ class TemplateEmbedder(nn.Module):
         z: Float[Tensor, "*B I R c_z"],
         t: Float[Tensor, "*B T I R c_t"],
     ) -> Float[Tensor, "*B I R c_z"]:
-        """What templates add to pairs, from what the stack made of them, or from its sum."""
+        """The pair update, from the stack's outputs for all templates (or their sum)."""
         template_mask = batch["template_mask"]
         update: Tensor = self.template_pointwise_att(t, z, template_mask)
         any_template = (torch.sum(template_mask, dim=-1) > 0).to(update.dtype)
@@ -208,7 +208,7 @@ class TemplateEmbedder(nn.Module):
     def rows(
         self, batch: Mapping[str, Tensor]
     ) -> tuple[Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
-        """Rows of the MSA, and where the angle they go by (psi, of a complex chi1) is known."""
+        """Rows of the MSA, and their mask: 1 where psi (for complexes chi1) is known."""
         rows = self.template_single_embedder(build_template_angle_feat(batch))
         return rows, batch["template_torsion_angles_mask"][..., 2]
 
@@ -235,7 +235,7 @@ def build_template_pair_feat(
 
     The three zeros are the unit vectors AF2 computes and then multiplies by zero.
     `bins.inf` closes the last distance bin, squared: at 1e5, pairs beyond 316 Å have none.
-    `rows` are the residues i that are wanted.
+    `rows` selects the residues i.
     """
     positions = batch["template_pseudo_beta"]
     dgram = distance_one_hot(positions, bins, rows)
@@ -257,7 +257,7 @@ def build_template_pair_feat(
 
 
 class TemplatePairEmbedderMultimer(nn.Module):
-    """Pair features of a template and the query's pair representation, to template channels."""
+    """Embeds pair features of templates and the query's pairs in template channels."""
 
     def __init__(self, c_in: int, c_out: int, c_dgram: int, c_aatype: int) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ class TemplatePairEmbedderMultimer(nn.Module):
         unit_vector: Float[Tensor, "*T I R 3"],
         rows: slice = slice(None),
     ) -> Float[Tensor, "*T I R c_t"]:
-        """Embedded pairs of residues i of `rows`; the query's are there for all templates."""
+        """Embedded pairs of residues i of `rows`; the query's are shared by all templates."""
         beta = _pairs(pseudo_beta_mask, rows) * multichain_mask_2d
         backbone = _pairs(backbone_mask, rows) * multichain_mask_2d
         features = [
@@ -292,7 +292,7 @@ class TemplatePairEmbedderMultimer(nn.Module):
             unit_vector * backbone[..., None],
             backbone[..., None],
         ]
-        # One product for six layers: their outputs are added up anyway.
+        # One product for six layers, whose outputs are added up.
         layers = (
             self.dgram_linear, self.pseudo_beta_mask_linear, self.x_linear, self.y_linear,
             self.z_linear, self.backbone_mask_linear,
@@ -307,7 +307,7 @@ class TemplatePairEmbedderMultimer(nn.Module):
 
 
 class TemplateSingleEmbedderMultimer(nn.Module):
-    """Restypes and chi angles of a template to a row of the MSA."""
+    """Embeds restypes and chi angles of a template as a row of the MSA."""
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
@@ -320,18 +320,18 @@ class TemplateSingleEmbedderMultimer(nn.Module):
         angles: Float[Tensor, "*B R 4"],
         mask: Float[Tensor, "*B R 4"],
     ) -> Float[Tensor, "*B R c_m"]:
-        """Embedded features of what `chi_angles` gives."""
+        """Embedded outputs of `chi_angles`."""
         features = [aatype_one_hot, torch.sin(angles) * mask, torch.cos(angles) * mask, mask]
         hidden = self.template_single_embedder(torch.cat(features, dim=-1))
         return self.template_projector(torch.relu(hidden))  # type: ignore[no-any-return]
 
 
 class TemplateEmbedderMultimer(TemplateEmbedder):
-    """Of a complex, by the templates' mean.
+    """The template embedder of complexes: the mean over templates.
 
     They are embedded with the query's pairs. Distances and directions count only within a chain,
-    for the placement of a template's chains to each other is not known.
-    An empty slot is not left out: it goes through the stack and counts in the mean, as in AF2.
+    as the relative placement of a template's chains is not known.
+    Empty slots are not skipped: they go through the stack and count in the mean, as in AF2.
     """
 
     adds_up = True
@@ -354,20 +354,20 @@ class TemplateEmbedderMultimer(TemplateEmbedder):
         dgram = distance_one_hot(beta, self.bins, rows)
         asym_id = batch["asym_id"]
         same_chain = asym_id[..., rows, None] == asym_id[..., None, :]
-        found: Tensor = self.template_pair_embedder(
+        embedded: Tensor = self.template_pair_embedder(
             dgram, one_hot(aatype, 22, positions.dtype), z[..., None, :, :, :],
             pseudo_beta_mask(aatype, atom_mask), backbone_mask, same_chain[..., None, :, :],
             unit_vectors(frames, rows), rows,
         )  # fmt: skip
-        return found
+        return embedded
 
     def update(self, batch: Mapping[str, Tensor], z: Tensor, t: Tensor) -> Tensor:
-        """Of the mean over all slots."""
+        """The pair update from the mean over all slots."""
         mean = torch.sum(t, dim=-4) / batch["template_aatype"].shape[-2]
         return self.linear_t(torch.relu(mean))  # type: ignore[no-any-return]
 
     def rows(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Of restypes and chi angles; known where chi1 is."""
+        """Rows from restypes and chi angles; their mask is 1 where chi1 is known."""
         aatype = batch["template_aatype"]
         positions = batch["template_all_atom_positions"]
         angles, chi_mask = chi_angles(positions, batch["template_all_atom_mask"], aatype)
@@ -378,7 +378,7 @@ class TemplateEmbedderMultimer(TemplateEmbedder):
 def backbone_frames(
     positions: Float[Tensor, "*B R 37 3"], mask: Float[Tensor, "*B R 37"]
 ) -> tuple[Rigid, Float[Tensor, "*B R"]]:
-    """Frames at CA with C on the x axis and N in the xy plane, and where all three are known."""
+    """Frames at CA with C on the x axis and N in the xy plane; mask of residues with all three."""
     n, ca, c = (positions[..., atom, :] for atom in (_N, _CA, _C))
     x = _normalised(c - ca)
     n = n - ca
@@ -388,9 +388,9 @@ def backbone_frames(
 
 
 def unit_vectors(frames: Rigid, rows: slice = slice(None)) -> Float[Tensor, "*B I R 3"]:
-    """Direction to residue j seen from residue i of `rows`; 0 where they are the same."""
-    own = Rigid(frames.rots[..., rows, :, :], frames.trans[..., rows, :])
-    return _normalised(invert_apply(own.unsqueeze(-1), frames.trans[..., None, :, :]))
+    """Unit vectors to residue j in the frame of residue i of `rows`; 0 where i = j."""
+    row_frames = Rigid(frames.rots[..., rows, :, :], frames.trans[..., rows, :])
+    return _normalised(invert_apply(row_frames.unsqueeze(-1), frames.trans[..., None, :, :]))
 
 
 def chi_angles(
@@ -398,19 +398,19 @@ def chi_angles(
     mask: Float[Tensor, "*B R 37"],
     aatype: Int[Tensor, "*B R"],
 ) -> tuple[Float[Tensor, "*B R 4"], Float[Tensor, "*B R 4"]]:
-    """The four chi angles in radians, and which exist and have all their atoms."""
+    """The four chi angles in radians, and the mask of those that exist and have all atoms."""
     restype = aatype.clamp(max=20)
     atoms = table("CHI_ATOM37", positions.device)[restype]  # [*, R, 4, 4]
     flat = atoms.flatten(-2)
-    where = flat[..., None].expand(*flat.shape, 3)
-    a, b, c, d = torch.unflatten(torch.gather(positions, -2, where), -2, (4, 4)).unbind(-2)
+    index = flat[..., None].expand(*flat.shape, 3)
+    a, b, c, d = torch.unflatten(torch.gather(positions, -2, index), -2, (4, 4)).unbind(-2)
     v1, v2, v3 = a - b, b - c, d - c
     normal_1, normal_2 = torch.linalg.cross(v1, v2), torch.linalg.cross(v3, v2)
     sine = torch.sum(torch.linalg.cross(normal_2, normal_1) * v2, dim=-1)
     cosine = _norm(v2)[..., 0] * torch.sum(normal_1 * normal_2, dim=-1)
-    known = torch.unflatten(torch.gather(mask, -1, flat), -1, (4, 4)).prod(dim=-1)
+    resolved = torch.unflatten(torch.gather(mask, -1, flat), -1, (4, 4)).prod(dim=-1)
     exists = table("CHI_MASK", positions.device, mask.dtype)[restype]
-    return torch.atan2(sine, cosine), exists * known
+    return torch.atan2(sine, cosine), exists * resolved
 
 
 def _pairs(mask: Tensor, rows: slice) -> Tensor:

@@ -1,4 +1,4 @@
-"""Torsion angles: the network that predicts them and the atoms they put in place.
+"""Torsion angles: the network that predicts them, and atom positions from them.
 
 Rigid groups: 0 backbone, 1 pre-omega, 2 phi, 3 psi, 4 to 7 chi1 to chi4. Angles
 are (sin, cos) pairs in the order omega, phi, psi, chi1 to chi4.
@@ -17,7 +17,7 @@ from evofeed.trainer.model.rigid import Rigid, apply, compose, from_4x4
 
 
 class AngleResnetBlock(nn.Module):
-    """Two ReLU layers and a skip."""
+    """Two ReLU layers with a residual connection."""
 
     def __init__(self, c_hidden: int) -> None:
         super().__init__()
@@ -64,16 +64,16 @@ def torsion_angles_to_frames(
     Angles are (sin, cos), normalised.
     """
     default = from_4x4(table("DEFAULT_FRAMES", angles.device, angles.dtype)[aatype])
-    zero = torch.zeros_like(angles[..., :1, 0])  # group 0, the backbone, does not turn
+    zero = torch.zeros_like(angles[..., :1, 0])  # group 0, the backbone, has no torsion
     sin = torch.cat([zero, angles[..., 0]], dim=-1)
     cos = torch.cat([zero + 1, angles[..., 1]], dim=-1)
     local = Rigid(_rotate_default_about_x(default.rots, sin, cos), default.trans)
-    # unbind: its backward is one stack, that of eight slices eight tensors of zeros.
+    # unbind: its backward is one stack; that of eight slices makes eight tensors of zeros.
     groups = [
         Rigid(rots, trans)
         for rots, trans in zip(local.rots.unbind(-3), local.trans.unbind(-2), strict=True)
     ]
-    for chi in (5, 6, 7):  # each further chi turns in the frame of the one before
+    for chi in (5, 6, 7):  # chi2 to chi4 rotate in the frame of the previous chi
         groups[chi] = compose(groups[chi - 1], groups[chi])
     local = Rigid(
         torch.stack([g.rots for g in groups], dim=-3),
@@ -90,12 +90,12 @@ def _rotate_default_about_x(rots: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
 
 
 def frames_to_atom14(frames: Rigid, aatype: Int[Tensor, "*B R"]) -> Float[Tensor, "*B R 14 3"]:
-    """Atom positions from the 8 group frames and the ideal local geometry; 0 where no atom is."""
+    """Atom positions from the 8 group frames and the ideal local geometry; 0 for absent atoms."""
     device, dtype = frames.trans.device, frames.trans.dtype
-    # Products with 0 and 1, not a gather: its backward pass adds up in any order on a GPU.
-    pick = one_hot(table("ATOM14_GROUP", device)[aatype], 8, dtype)[..., None]
-    trans = torch.sum(pick * frames.trans[..., None, :, :], dim=-2)
-    rots = torch.sum(pick[..., None] * frames.rots[..., None, :, :, :], dim=-3)
+    # Products with 0 and 1, not a gather: its backward is not deterministic on a GPU.
+    group = one_hot(table("ATOM14_GROUP", device)[aatype], 8, dtype)[..., None]
+    trans = torch.sum(group * frames.trans[..., None, :, :], dim=-2)
+    rots = torch.sum(group[..., None] * frames.rots[..., None, :, :, :], dim=-3)
     ideal = table("ATOM14_POSITIONS", device, dtype)[aatype]
     mask = table("ATOM14_MASK", device, dtype)[aatype]
     return apply(Rigid(rots, trans), ideal) * mask[..., None]

@@ -19,14 +19,14 @@ class _Transition(nn.Module):
     def forward(
         self, x: Float[Tensor, "*B c"], mask: Float[Tensor, "*B"] | None = None
     ) -> Float[Tensor, "*B c"]:
-        """Update of `x`; zero where the mask is."""
+        """Update of `x`; zero where the mask is zero."""
         update: Tensor = self.linear_2(self.relu(self.linear_1(self.layer_norm(x))))
         return update if mask is None else update * mask.to(update.dtype)[..., None]
 
 
 class MSATransition(_Transition):
-    """Transition of the MSA representation, `n` times as wide inside. Source: algorithm 9."""
+    """Transition of the MSA representation, `n` times wider inside. Source: algorithm 9."""
 
 
 class PairTransition(_Transition):
-    """Transition of the pair representation, `n` times as wide inside. Source: algorithm 15."""
+    """Transition of the pair representation, `n` times wider inside. Source: algorithm 15."""

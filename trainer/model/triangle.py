@@ -13,9 +13,8 @@ from evofeed.trainer.model.primitives import Attention, LayerNorm, Linear, in_fl
 
 
 class _TriangleMultiplication(nn.Module):
-    """With `fused` projections those of a and b are in one matrix, as later checkpoints store them.
-
-    There a is first.
+    """Base of both multiplications. With `fused`, the projections of a and b are one matrix, a
+    first, as later checkpoints store them.
     """
 
     _outgoing: bool
