@@ -22,10 +22,10 @@ from evofeed.store.inner import (
     HEADER_NBYTES,
     ChainDecoder,
     Compression,
-    Keeping,
     Origin,
     PackedColumn,
     Storage,
+    SupportsForget,
     answers,
     unpack_column,
 )
@@ -118,7 +118,7 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
         try:
             return _read_once(storage, request, slot)
         except ShardCorrupt:  # a flip on the way or in a cache heals itself
-            if isinstance(storage, Keeping):
+            if isinstance(storage, SupportsForget):
                 storage.forget(request.location.key)
             return _read_once(storage, request, slot)
 

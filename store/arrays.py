@@ -1,8 +1,8 @@
-"""Named arrays of one record as one payload: ARRAYS of FORMAT.md, both ways.
+"""Named arrays of one record as one payload: ARRAYS of FORMAT.md, encoded and decoded.
 
-Whole numbers are narrowed to the bytes they need, as they are or as differences of neighbours,
-whichever packs smaller; texts are distinct words and a number each. Decoders raise `ValueError`
-on bytes that do not fit; callers name the place.
+Integers are narrowed to the bytes they need, as values or as differences of neighbours,
+whichever compresses better; texts are distinct words and a code each. Decoders raise `ValueError`
+on wrong bytes; callers name the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KINDS: Final = "biufU"
 
 
 class ArrayValues(NamedTuple):
-    """What a payload holds: arrays by name, and whatever else, plain JSON values."""
+    """Contents of a payload: arrays by name, and other fields as plain JSON values."""
 
     arrays: dict[str, np.ndarray]
     more: dict[str, Any]
@@ -32,12 +32,12 @@ class ArrayValues(NamedTuple):
 def pack_arrays(
     arrays: Mapping[str, np.ndarray], more: Mapping[str, Any] | None = None
 ) -> PackedColumn:
-    """ARRAYS: u32 bytes of a JSON header, the header, then the arrays in its order; under zstd,
-    where that makes it smaller."""
+    """ARRAYS: u32 size of a JSON header, the header, then the arrays in its order; under zstd
+    if that is smaller."""
     table, parts = [], []
     for name, array in arrays.items():
-        how, part, extra = _pack(np.ascontiguousarray(array))
-        table.append([name, array.dtype.str, list(array.shape), how, len(part), *extra])
+        encoding, part, extra = _pack(np.ascontiguousarray(array))
+        table.append([name, array.dtype.str, list(array.shape), encoding, len(part), *extra])
         parts.append(part)
     header = canonical_json({"arrays": table, "more": dict(more or {})})
     payload = np.uint32(len(header)).tobytes() + header + b"".join(parts)
@@ -45,10 +45,10 @@ def pack_arrays(
 
 
 def unpack_arrays(column: PackedColumn) -> ArrayValues:
-    """What `pack_arrays` was given.
+    """The arguments of `pack_arrays`.
 
     Raises:
-        ValueError: the bytes are no such payload.
+        ValueError: the bytes are not such a payload.
     """
     if column.codec != Codec.ARRAYS:
         raise ValueError(f"codec {column.codec.name} holds no arrays")
@@ -59,16 +59,17 @@ def unpack_arrays(column: PackedColumn) -> ArrayValues:
     header = parse_json(bytes(payload[4:start]))
     arrays = {}
     try:
-        for name, dtype, shape, how, nbytes, *extra in header["arrays"]:
+        for name, dtype, shape, encoding, nbytes, *extra in header["arrays"]:
             if nbytes < 0 or start + nbytes > len(payload):
                 raise ValueError(f"array {name}: {nbytes} bytes are missing")
-            arrays[str(name)] = _unpack(payload[start : start + nbytes], dtype, shape, how, extra)
+            data = payload[start : start + nbytes]
+            arrays[str(name)] = _unpack(data, dtype, shape, encoding, extra)
             start += nbytes
         if start != len(payload):
-            raise ValueError(f"{len(payload) - start} bytes belong to no array")
+            raise ValueError(f"{len(payload) - start} bytes are left over after the arrays")
         return ArrayValues(arrays, dict(header["more"]))
     except (KeyError, TypeError, OverflowError, IndexError) as error:
-        raise ValueError(f"no header of arrays: {error!r}") from None
+        raise ValueError(f"not a header of arrays: {error!r}") from None
 
 
 def _pack(array: np.ndarray) -> tuple[int, bytes, list[Any]]:
@@ -79,8 +80,8 @@ def _pack(array: np.ndarray) -> tuple[int, bytes, list[Any]]:
         texts = array.reshape(-1).tolist()
         numbers = {word: number for number, word in enumerate(dict.fromkeys(texts))}
         codes = np.array([numbers[word] for word in texts], np.int64)
-        text = codes.astype(_narrow(codes))
-        return _TEXTS, text.tobytes(), [text.dtype.str, list(numbers)]
+        narrow = codes.astype(_narrow(codes))
+        return _TEXTS, narrow.tobytes(), [narrow.dtype.str, list(numbers)]
     if kind == "b":
         return _BITS, np.packbits(array.reshape(-1)).tobytes(), []
     if kind == "f":
@@ -104,15 +105,15 @@ def _narrow(values: np.ndarray) -> np.dtype:
 
 
 def _unpack(
-    part: memoryview, dtype: str, shape: list[int], how: int, extra: list[Any]
+    part: memoryview, dtype: str, shape: list[int], encoding: int, extra: list[Any]
 ) -> np.ndarray:
-    wanted = np.dtype(dtype)
-    if wanted.kind not in _KINDS or wanted.itemsize > 1 << 16 or min(shape, default=0) < 0:
-        raise ValueError(f"no array is {dtype} of {shape}")
+    target = np.dtype(dtype)
+    if target.kind not in _KINDS or target.itemsize > 1 << 16 or min(shape, default=0) < 0:
+        raise ValueError(f"impossible array of {dtype} and shape {shape}")
     count = 1
     for size in shape:
         count *= int(size)
-    if how == _BITS:
+    if encoding == _BITS:
         if len(part) != (count + 7) // 8:
             raise ValueError(f"{len(part)} bytes are not {count} bits")
         bits = np.unpackbits(np.frombuffer(part, np.uint8), count=count)
@@ -121,11 +122,11 @@ def _unpack(
     if stored.kind not in "iuf" or len(part) != count * stored.itemsize:
         raise ValueError(f"{len(part)} bytes are not {count} of {stored.name}")
     values = np.frombuffer(part, stored)
-    if how == _TEXTS:
-        words = np.array(extra[1], wanted)
+    if encoding == _TEXTS:
+        words = np.array(extra[1], target)
         if values.max(initial=0) >= max(len(words), 1):
-            raise ValueError("a number names no text")
-        return words[values].reshape(shape) if len(words) else np.zeros(shape, wanted)
-    if how == _DIFFERENCES:
+            raise ValueError("a code is not that of a text")
+        return words[values].reshape(shape) if len(words) else np.zeros(shape, target)
+    if encoding == _DIFFERENCES:
         values = np.cumsum(values, dtype=np.int64)
-    return values.astype(wanted).reshape(shape)
+    return values.astype(target).reshape(shape)

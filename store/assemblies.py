@@ -1,8 +1,8 @@
-"""Assemblies of a snapshot: a table of them, and the records that belong to them alone.
+"""Assemblies of a snapshot: their table, and the records that only they have.
 
-An assembly's chains are chain records of the same snapshot. What only it has (the coordinates of
-every copy, the rows to pair) are *members*: chain records too, in shards of the same format, with
-an index of their own. FORMAT.md says the bytes.
+An assembly's chains are chain records of the same snapshot. Its *members* (the coordinates of every
+copy, the rows to pair) are chain records too, in shards of the same format with a separate index.
+FORMAT.md defines the bytes.
 """
 
 from __future__ import annotations
@@ -56,85 +56,84 @@ ASSEMBLY_FIELDS: Final = (
     ("cost", pa.int64()),
     ("dropped", pa.list_(pa.utf8())),
 )
-"""Rows are sorted by `assembly_id`. `chain_ids`, `pairing_ids` (empty for none) and `copies` run
-over entities, `author_chains` over all chains, entity by entity."""
+"""Rows are sorted by `assembly_id`. `chain_ids`, `pairing_ids` (empty for none) and `copies` have a
+value for each entity, `author_chains` for each chain, entity by entity."""
 ASSEMBLY_SCHEMA: Final = table_schema("assemblies", ASSEMBLY_FIELDS, CHAINS_VERSION)
 
 
-def kept_assemblies(base: Dataset, table: pa.Table) -> tuple[Part, list[dict[str, Any]]]:
-    """The complexes of a snapshot whose chains are all in the index that comes next, with the same
-    sequences; and those that are not kept, each with the reason."""
+def valid_assemblies(base: Dataset, table: pa.Table) -> tuple[Part, list[dict[str, Any]]]:
+    """The complexes of `base` whose chains are all in a new index with the same sequences; and the
+    other complexes, each with the reason."""
     rows, spans = base.assemblies.table.to_pylist(), Spans(base.storage, table)
-    there = {name: row for row, name in enumerate(table["chain_id"].to_pylist())}
-    sums = [t["checksum"].to_pylist() for t in (base.index, table)]
-    wrong: dict[str, str] = {}
+    old_sums, new_sums = base.index["checksum"].to_pylist(), table["checksum"].to_pylist()
+    new_rows = {name: row for row, name in enumerate(table["chain_id"].to_pylist())}
+    faults: dict[str, str] = {}
     for name in {chain for row in rows for chain in row["chain_ids"]}:
-        if name not in there:
-            wrong[name] = "is gone"
+        if name not in new_rows:
+            faults[name] = "is gone"
         elif (
-            sums[0][base.row(name)] != sums[1][there[name]]
-            and spans.record(there[name]).sequence != base[name].sequence
+            old_sums[base.row(name)] != new_sums[new_rows[name]]
+            and spans.record(new_rows[name]).sequence != base[name].sequence
         ):
-            wrong[name] = "has another sequence now"
-    kept, dropped = [], []
+            faults[name] = "has another sequence now"
+    valid, dropped = [], []
     for row in rows:
-        faults = [f"chain {name} {wrong[name]}" for name in row["chain_ids"] if name in wrong]
-        if faults:
-            reason = "; ".join(faults)
-            dropped.append({"assembly_id": row["assembly_id"], "reason": reason})
+        reasons = [f"chain {name} {faults[name]}" for name in row["chain_ids"] if name in faults]
+        if reasons:
+            dropped.append({"assembly_id": row["assembly_id"], "reason": "; ".join(reasons)})
         else:
-            kept.append(row)
-    names = {row["assembly_id"] for row in kept} | {n for row in kept for n in row["pairing_ids"]}
+            valid.append(row)
+    names = {row["assembly_id"] for row in valid} | {n for row in valid for n in row["pairing_ids"]}
     index = base.assemblies.member_index
     members = index.filter(pc.is_in(index["chain_id"], pa.array(sorted(names), pa.utf8())))
     shards = set(members["shard"].unique().to_pylist())
     files = {
-        TABLE: index_bytes(pa.Table.from_pylist(kept, schema=ASSEMBLY_SCHEMA)),
+        TABLE: index_bytes(pa.Table.from_pylist(valid, schema=ASSEMBLY_SCHEMA)),
         MEMBERS: index_bytes(canonical([members])),
     }
     entries = tuple(entry for entry in base.manifest.shards if entry.name in shards)
-    return Part(files if kept else {}, len(kept), entries), dropped
+    return Part(files if valid else {}, len(valid), entries), dropped
 
 
 class AssemblySpan(NamedTuple):
-    """Where a complex is: everything a reader needs, so that it opens no index."""
+    """Position of a complex: everything a reader needs, so that it opens no index."""
 
     assembly_id: str
     chains: tuple[RecordSpan, ...]
-    """Of each entity."""
+    """One of each entity."""
     pairing: tuple[RecordSpan | None, ...] = (None,)
     copies: tuple[tuple[str, ...], ...] = ()
-    whole: RecordSpan | None = None
-    """All chains with their coordinates; None of a single chain, which is a complex of one."""
+    copies_record: RecordSpan | None = None
+    """All chains with their coordinates; None for a single chain, which is a complex of one."""
 
 
 def read_assembly(storage: Storage, span: AssemblySpan) -> AssemblyRecord:
-    """A complex, but for what only its table says of it.
+    """A complex without `num_interface` and `dropped`, which only its table has.
 
     Raises:
-        ShardCorrupt, ShardMissing: a record cannot be read; they do not fit each other.
+        ShardCorrupt, ShardMissing: a record cannot be read; the records do not fit each other.
     """
-    chains = tuple(read_chain(storage, one) for one in span.chains)
-    if span.whole is None:
+    chains = tuple(read_chain(storage, chain) for chain in span.chains)
+    if span.copies_record is None:
         return replace(AssemblyRecord.of_chain(chains[0]), **structure_of(chains[0]))
     with Origin(span.assembly_id, storage.uri).decoding("the complex is not valid"):
         return AssemblyRecord(
             assembly_id=span.assembly_id,
             chains=chains,
-            pairing=tuple(one and read_chain(storage, one) for one in span.pairing),
+            pairing=tuple(rows and read_chain(storage, rows) for rows in span.pairing),
             copies=span.copies,
-            **structure_of(read_chain(storage, span.whole)),
+            **structure_of(read_chain(storage, span.copies_record)),
         ).validate()
 
 
 def structure_of(record: ChainRecord | AssemblyRecord) -> dict[str, Any]:
-    """Coordinates and what is known of them, which chains and complexes have alike."""
+    """Coordinates and their attributes, the fields that chains and complexes share."""
     names = "all_atom_positions all_atom_mask resolution release_date method is_distillation"
     return {name: getattr(record, name) for name in names.split()}
 
 
 class Assemblies:
-    """The complexes of a snapshot: a table of them, and how to read one."""
+    """The complexes of a snapshot: their table, and their records by id."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -145,10 +144,11 @@ class Assemblies:
             self.table = read_table(*table, "assemblies", ASSEMBLY_SCHEMA)
             data, path = dataset.snapshot_file(MEMBERS)
             members = read_index(data, path)
-            check_spans(members, {one.name: one.nbytes for one in dataset.manifest.shards}, path)
+            shards = {shard.name: shard.nbytes for shard in dataset.manifest.shards}
+            check_spans(members, shards, path)
         self.members = Spans(dataset.storage, members)
         self.member_index = members
-        """The index of the members, as that of the chains."""
+        """Index of the members, with the columns of the index of chains."""
         names = self.table["assembly_id"].to_pylist()
         self._rows = {name: row for row, name in enumerate(names)}
 
@@ -172,22 +172,22 @@ class Assemblies:
         return self._rows[assembly_id]
 
     def span(self, assembly_id: str) -> AssemblySpan:
-        """Where a complex is (raises ChainMissing)."""
-        row = self._described(assembly_id)
+        """Position of a complex (raises ChainMissing)."""
+        row = self._values(assembly_id)
         names, chains, members = iter(row["author_chains"]), self.dataset.spans, self.members
         return AssemblySpan(
             assembly_id,
             chains=tuple(chains.span(chains.row(name)) for name in row["chain_ids"]),
             pairing=tuple(members.span(members.row(n)) if n else None for n in row["pairing_ids"]),
             copies=tuple(tuple(islice(names, number)) for number in row["copies"]),
-            whole=members.span(members.row(assembly_id)),
+            copies_record=members.span(members.row(assembly_id)),
         )
 
     def __getitem__(self, assembly_id: str) -> AssemblyRecord:
-        row = self._described(assembly_id)
+        row = self._values(assembly_id)
         record = read_assembly(self.dataset.storage, self.span(assembly_id))
         return replace(record, num_interface=row["num_interface"], dropped=tuple(row["dropped"]))
 
-    def _described(self, assembly_id: str) -> dict[str, Any]:
+    def _values(self, assembly_id: str) -> dict[str, Any]:
         row: dict[str, Any] = self.table.slice(self.row(assembly_id), 1).to_pylist()[0]
         return row

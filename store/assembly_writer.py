@@ -1,4 +1,4 @@
-"""Adding complexes to a snapshot: a table of them, and the records that belong to them alone."""
+"""Adding complexes to a snapshot: their table, and the records that only they have."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from evofeed.store.shard import read_part
 from evofeed.store.writer import SHARD_NBYTES, ShardFiller, write_snapshot
 
 PAIRING: Final = ".pairing"
-"""What the name of a chain's rows to pair ends with."""
+"""Suffix of the name of a chain's rows to pair."""
 
 
 def pairing_id(chain_id: str) -> str:
-    """Name of the rows to pair of a chain; of a name too long for that, by its digest."""
+    """Name of the rows to pair of a chain; a digest if the suffix would make it too long."""
     name = f"{chain_id}{PAIRING}"
     if len(name) <= 128:
         return name
@@ -41,10 +41,10 @@ def add_assemblies(
     ref: str = "main",
     dropped: Iterable[Mapping[str, Any]] = (),
 ) -> Snapshot:
-    """The snapshot with these complexes in place of those it had, and `ref` moved to it.
+    """Replaces the complexes of the snapshot, and moves `ref` to the new one.
 
     Args:
-        dataset: the snapshot, which holds the chains of every complex; `ref` is at it.
+        dataset: the snapshot, with the chains of every complex; `ref` is at it.
         dropped: complexes that could not be made, each `{"assembly_id", "reason", ...}`.
 
     Raises:
@@ -55,15 +55,15 @@ def add_assemblies(
     """
     rows: dict[str, dict[str, Any]] = {}
     shards = ShardFiller(dataset.storage, SHARD_NBYTES)
-    taken: set[str] = set()
+    member_ids: set[str] = set()
     for record in records:
         if check_name(record.assembly_id, "assembly id") in rows:
             raise ValueError(f"assembly {record.assembly_id} was added before")
         _check_chains(dataset, record.validate())
         rows[record.assembly_id] = describe_assembly(record)
         for member in _members(record):
-            if member.chain_id not in taken:
-                taken.add(member.chain_id)
+            if member.chain_id not in member_ids:
+                member_ids.add(member.chain_id)
                 shards.put(member.chain_id, encode_record(member))
     shards.flush()
     entries = list(shards.entries.values())
@@ -71,7 +71,7 @@ def add_assemblies(
     members = canonical([read_part(storage, entry) for entry in entries])
     table = pa.Table.from_pylist([rows[name] for name in sorted(rows)], schema=ASSEMBLY_SCHEMA)
     config = {name: value for name, value in manifest.config.items() if name != "assemblies"}
-    left_out = sorted((dict(one) for one in dropped), key=canonical_json)
+    left_out = sorted((dict(item) for item in dropped), key=canonical_json)
     if left_out:
         config["assemblies"] = {"dropped": left_out}
     files = {TABLE: index_bytes(table), MEMBERS: index_bytes(members)} if rows else {}
@@ -99,7 +99,7 @@ def _check_chains(dataset: Dataset, record: AssemblyRecord) -> None:
 
 
 def describe_assembly(record: AssemblyRecord) -> dict[str, Any]:
-    """What the table says about a complex."""
+    """A complex's row of the table."""
     copies = [len(names) for names in record.copies]
     return {
         "assembly_id": record.assembly_id,
@@ -127,7 +127,7 @@ def describe_assembly(record: AssemblyRecord) -> dict[str, Any]:
 
 
 def _members(record: AssemblyRecord) -> Iterator[ChainRecord]:
-    """What only the complex has: its copies' coordinates, and its chains' rows to pair."""
+    """Records that only the complex has: coordinates of the copies, and rows to pair."""
     yield copies_record(record)
     for rows in record.pairing:
         if rows is not None:
@@ -135,7 +135,7 @@ def _members(record: AssemblyRecord) -> Iterator[ChainRecord]:
 
 
 def copies_record(record: AssemblyRecord) -> ChainRecord:
-    """All chains of a complex in a row, with their coordinates and no alignment but themselves."""
+    """All chains of a complex concatenated, with coordinates; its alignment is the query alone."""
     return ChainRecord.of_query(
         record.assembly_id,
         "".join(chain.sequence for chain, _ in record.members),

@@ -1,11 +1,11 @@
-"""Atom coordinates in thousandths of an ångström: exact, or not at all.
+"""Atom coordinates in thousandths of an ångström, without loss.
 
 PDB files have three decimals, so `k = 1000 x` is an integer and
-`float32(k) / float32(1000)` is the very float that parsing gives (|k| < 2^24; one
-correctly rounded division). A residue's first atom is stored whole (i32), the
+`float32(k) / float32(1000)` is the float that parsing gives (|k| < 2^24; one
+correctly rounded division). A residue's first atom is stored in full (i32), the
 others relative to it (i16). Template coordinates had a centre subtracted in f32:
-the same subtraction is done on decoding. The encoder decodes what it wrote and
-keeps every component that differs by a single bit as an exception.
+the same subtraction is done on decoding. The encoder decodes its payload and
+stores every component that differs by a single bit as an exception.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCALE = np.float32(1000)
 LIMIT = 2**24
 """Integers below this are exact in f32."""
 MAX_EXCEPTIONS = 0.05
-"""Above this share of components the plain f32 array is smaller and simpler."""
+"""Share of components above which the plain f32 array is stored: it is smaller."""
 
 
 def pack_mask(mask: UInt8[np.ndarray, "M 37"]) -> bytes:
@@ -28,7 +28,7 @@ def pack_mask(mask: UInt8[np.ndarray, "M 37"]) -> bytes:
 
 
 def unpack_mask(payload: bytes | memoryview, residues: int) -> UInt8[np.ndarray, "M 37"]:
-    """The mask back, 0 or 1."""
+    """The mask of a MASK37 payload, 0 or 1."""
     low = np.frombuffer(payload, np.uint8, 4 * residues).reshape(residues, 4)
     high = np.frombuffer(payload, np.uint8, residues, offset=4 * residues)
     return np.unpackbits(np.c_[low, high], axis=1, count=37, bitorder="little")
@@ -39,12 +39,12 @@ def pack_positions(
     mask: UInt8[np.ndarray, "M 37"],
     center: Float[np.ndarray, "M 3"] | None,
 ) -> bytes | None:
-    """FIXED payload, or None if too little of the array fits it.
+    """FIXED payload, or None if too many components would be exceptions.
 
     Args:
         positions: f32, ångström, with `center` subtracted in f32 if that is given.
-        mask: which atoms are there; elsewhere positions are 0.
-        center: what was subtracted, per residue.
+        mask: present atoms; positions of others are 0.
+        center: subtracted from each residue's atoms.
     """
     present = mask.astype(bool)
     absolute = positions.astype(np.float64)
@@ -54,12 +54,14 @@ def pack_positions(
     fixed = np.where(np.abs(fixed) < LIMIT, fixed, 0).astype(np.int64)  # NaN and far away: 0
     anchors, relative = _split(fixed, present.sum(-1))
     relative = np.where(np.abs(relative) < 2**15, relative, 0)
-    again = _dense(anchors.astype(np.int32), relative.astype(np.int16), present, center)
-    wrong = np.flatnonzero(again.view(np.uint32).ravel() != positions.view(np.uint32).ravel())
-    if len(wrong) > MAX_EXCEPTIONS * max(fixed.size, 1):
+    decoded = _dense(anchors.astype(np.int32), relative.astype(np.int16), present, center)
+    differing = np.flatnonzero(decoded.view(np.uint32).ravel() != positions.view(np.uint32).ravel())
+    if len(differing) > MAX_EXCEPTIONS * max(fixed.size, 1):
         return None
-    exceptions = wrong.astype("<u4").tobytes() + positions.ravel()[wrong].astype("<f4").tobytes()
-    return _payload(anchors, relative, len(wrong)) + exceptions
+    exceptions = (
+        differing.astype("<u4").tobytes() + positions.ravel()[differing].astype("<f4").tobytes()
+    )
+    return _payload(anchors, relative, len(differing)) + exceptions
 
 
 def unpack_positions(
@@ -67,25 +69,25 @@ def unpack_positions(
     mask: UInt8[np.ndarray, "M 37"],
     center: Float[np.ndarray, "M 3"] | None,
 ) -> Float[np.ndarray, "M 37 3"]:
-    """Positions back, bit for bit: the plain reference of the device's decoders.
+    """Positions of a FIXED payload, bit for bit: the reference of the decoders on the device.
 
     Raises:
         ValueError: the payload does not fit the mask.
     """
     sections = fixed_sections(payload)
     positions = _dense(sections["anchor"], sections["relative"], mask.astype(bool), center)
-    where = sections["exception_index"]
-    if where.max(initial=0) >= max(positions.size, 1):
+    index = sections["exception_index"]
+    if index.max(initial=0) >= max(positions.size, 1):
         raise ValueError("an exception is outside the array")
-    positions.reshape(-1)[where] = sections["exception_value"]
+    positions.reshape(-1)[index] = sections["exception_value"]
     return positions
 
 
 def fixed_sections(payload: bytes | memoryview) -> dict[str, np.ndarray]:
-    """The four arrays of a FIXED payload, as large as it says they are.
+    """The four arrays of a FIXED payload, with the sizes of its header.
 
     Raises:
-        ValueError: they do not fill it.
+        ValueError: the sizes do not fit the payload's length.
     """
     if len(payload) < 16:
         raise ValueError(f"{len(payload)} bytes are not coordinates")
@@ -104,19 +106,19 @@ def fixed_sections(payload: bytes | memoryview) -> dict[str, np.ndarray]:
 
 
 def _first_atoms(filled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Per atom of residues of so many: is it its residue's first, and the number of that."""
+    """True for each atom that is the first of its residue, and the residue of each atom."""
     residue = np.repeat(np.arange(len(filled)), filled)
     return np.diff(residue, prepend=-1) > 0, residue
 
 
 def _split(fixed: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first atom of each residue that has some, and the others relative to it."""
+    """The first atom of each residue with atoms, and the other atoms relative to it."""
     first, residue = _first_atoms(counts[counts > 0])
     return fixed[first], fixed[~first] - fixed[first][residue[~first]]
 
 
 def _joined(anchors: np.ndarray, relative: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """What `_split` was given, i32 (raises ValueError: they do not fit the counts)."""
+    """Positions of all atoms, i32: reverses `_split` (raises ValueError: wrong counts)."""
     filled, atoms = counts[counts > 0], len(anchors) + len(relative)
     if len(filled) != len(anchors) or int(filled.sum()) != atoms:
         raise ValueError(f"{len(anchors)} residues and {atoms} atoms do not fit the record")
@@ -127,7 +129,7 @@ def _joined(anchors: np.ndarray, relative: np.ndarray, counts: np.ndarray) -> np
 
 
 def _payload(anchors: np.ndarray, relative: np.ndarray, exceptions: int = 0) -> bytes:
-    """Sizes and whole numbers, padded to four bytes; exceptions follow."""
+    """Sizes, anchors and relative positions, padded to four bytes; exceptions follow."""
     head = np.array([len(anchors), len(anchors) + len(relative), exceptions, 0], "<u4").tobytes()
     body = anchors.astype("<i4").tobytes() + relative.astype("<i2").tobytes()
     return bytes(head + body + bytes(-len(body) % 4))
@@ -148,7 +150,7 @@ def _dense(
 
 
 def pack_flat(positions: Float[np.ndarray, "A 3"], counts: Int[np.ndarray, " R"]) -> bytes | None:
-    """FIXED_FLAT payload of atoms one after the other, or None if it cannot be exact.
+    """FIXED_FLAT payload of a flat array of atoms, or None if it cannot be exact.
 
     Args:
         positions: f64, ångström.
@@ -164,7 +166,7 @@ def pack_flat(positions: Float[np.ndarray, "A 3"], counts: Int[np.ndarray, " R"]
 def unpack_flat(
     payload: bytes | memoryview, counts: Int[np.ndarray, " R"]
 ) -> Float[np.ndarray, "A 3"]:
-    """The f64 positions that `pack_flat` was given.
+    """Positions of a FIXED_FLAT payload, f64.
 
     Raises:
         ValueError: the payload does not fit the counts.

@@ -1,9 +1,9 @@
-"""A local copy of remote shards, capped in bytes, shared by any number of processes.
+"""Local copies of remote shards, limited in bytes, shared by any number of processes.
 
-A shard is fetched whole when it is first touched, checked against the sha256 in
-its name, and renamed into place. What does not fit is evicted, least recently
-used first, and only after the remote has shown that it still has it. If there is
-no room at all (everything is in use, the disk is full or read-only), reads go to the remote.
+The first read of a shard fetches all of it, checks it against the sha256 in its name, and renames
+it into place. The least recently used shards are evicted, each only after the remote has shown that
+it still has it. Without room (the limit is too small, the disk is full or read-only), reads go to
+the remote.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from evofeed.store.front import PIECE, FrontStorage
 from evofeed.store.storage import LocalStorage, Storage
 
 DOWNLOADS: Final = 2
-"""Attempts to get the bytes that a shard's name promises."""
+"""Attempts to fetch bytes with the sha256 of a shard's name."""
 _SHARD: Final = re.compile(r"[0-9a-f]{64}\.arrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """Where to keep remote shards, and how much of them."""
+    """Folder and size of a cache of remote shards."""
 
     folder: str
-    """A folder of its own, local and fast."""
+    """A local, fast folder for the cache alone."""
     max_nbytes: int = 100 << 30
-    """Bytes on disk, those being fetched included."""
+    """Bytes on disk, including shards being fetched."""
 
     def __post_init__(self) -> None:
         if self.max_nbytes <= 0:
@@ -51,7 +51,7 @@ class CachedStorage(FrontStorage):
     def __init__(self, remote: Storage, cache: Cache, sizes: Mapping[str, int]) -> None:
         super().__init__(remote)
         self.sizes = dict(sizes)
-        # The same one wherever a script goes later, and for its reader process.
+        # Absolute: the script or its reader process may change the working directory.
         self.cache = replace(cache, folder=str(Path(cache.folder).absolute()))
         self._folder = Path(self.cache.folder) / "shards"
         try:
@@ -69,17 +69,17 @@ class CachedStorage(FrontStorage):
         return CachedStorage, (self.remote, self.cache, self.sizes)
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        """Fill `out` from the local copy, fetching it first if there is none."""
+        """Fill `out` from the local copy, fetching that first if there is none."""
         if self._present(key):
             try:
                 self._local.read_into(key, offset, out)
                 self.stats["hits"] += 1
                 return
-            except ShardMissing:  # evicted this moment by another process
+            except ShardMissing:  # another process has just evicted it
                 pass
-            except StoreError:  # cut short or unreadable: fetched again next time
+            except StoreError:  # truncated or unreadable: fetched again next time
                 self.forget(key)
-            finally:  # held open, a file takes room on the disk after its eviction
+            finally:  # an open file would take room on the disk after its eviction
                 self._local.forget(key)
         self.stats["bypassed"] += 1
         self.remote.read_into(key, offset, out)
@@ -90,46 +90,46 @@ class CachedStorage(FrontStorage):
             return False
         path = self._folder / name
         with contextlib.suppress(OSError):
-            os.utime(path)  # used now: the last to be evicted
+            os.utime(path)  # most recently used
             return True
-        with self._lock:  # one fill at a time a process; other processes by file lock
+        with self._lock:  # one fill at a time in a process; between processes, a file lock
             try:
                 return path.exists() or self._fill(name)
-            except OSError:  # the folder has gone, or can no longer be written
+            except OSError:  # the folder was removed, or can no longer be written
                 return False
 
     def _fill(self, name: str) -> bool:
-        """Fetch a shard; False if there is no room for it under the cap.
+        """Fetch a shard; False if there is no room for it under the limit.
 
         Raises:
             OSError: the disk is full, or cannot be written.
             ShardCorrupt: the remote has other bytes than the name says.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
+        self._folder.mkdir(parents=True, exist_ok=True)  # a user may have removed it
         with (self._folder / f".{name[:16]}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # whoever waited here finds it filled
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a process that waited here finds the shard
             if (self._folder / name).exists():
                 return True
             for _ in range(DOWNLOADS):
-                aside = self._reserve(self.sizes[name])
-                if aside is None:
+                temporary = self._reserve(self.sizes[name])
+                if temporary is None:
                     return False
                 try:
-                    with aside:
-                        if self._fetch(name, aside) == name.removesuffix(".arrow"):
-                            with self._changing():  # so that nobody counts it under no name
-                                Path(aside.name).replace(self._folder / name)
+                    with temporary:
+                        if self._fetch(name, temporary) == name.removesuffix(".arrow"):
+                            with self._exclusive():  # no process counts files meanwhile
+                                Path(temporary.name).replace(self._folder / name)
                             self.stats["fills"] += 1
                             return True
                 finally:
-                    Path(aside.name).unlink(missing_ok=True)
+                    Path(temporary.name).unlink(missing_ok=True)
             raise ShardCorrupt(
                 f"sha256 is wrong after {DOWNLOADS} downloads: the remote copy is damaged",
                 path=f"{self.uri}/shards/{name}",
             )
 
     def _fetch(self, name: str, file: IO[bytes]) -> str:
-        """sha256 of what was fetched into `file`."""
+        """Fetch a shard into `file`; its sha256."""
         digest, size = hashlib.sha256(), self.sizes[name]
         buffer = memoryview(bytearray(min(PIECE, size)))
         for done in range(0, size, PIECE):
@@ -142,21 +142,21 @@ class CachedStorage(FrontStorage):
         return digest.hexdigest()
 
     def _reserve(self, nbytes: int) -> IO[bytes] | None:
-        """A locked temporary file of that size; None without room under the cap."""
-        with self._changing():
-            held = self._held()
-            used = sum(stat.st_size for stat in held.values())
-            for path in sorted(held, key=lambda path: held[path].st_mtime):
+        """A locked temporary file of that size; None without room under the limit."""
+        with self._exclusive():
+            files = self._files()
+            used = sum(status.st_size for status in files.values())
+            for path in sorted(files, key=lambda path: files[path].st_mtime):
                 if used + nbytes <= self.cache.max_nbytes:
                     break
                 if self._evict(path):
-                    used -= held[path].st_size
+                    used -= files[path].st_size
             if used + nbytes > self.cache.max_nbytes:
                 return None
             file = (self._folder / f".tmp-{uuid.uuid4().hex}").open("wb")
-            fcntl.flock(file, fcntl.LOCK_EX)  # shows that its maker lives
+            fcntl.flock(file, fcntl.LOCK_EX)  # shows that its process is alive
             try:
-                # Counts against the cap from now on, and finds a full disk before the fetch.
+                # Counts against the limit from now on, and fails on a full disk before the fetch.
                 os.posix_fallocate(file.fileno(), 0, nbytes)
             except OSError:
                 Path(file.name).unlink()
@@ -165,33 +165,34 @@ class CachedStorage(FrontStorage):
             return file
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """The only one, of all processes, who changes which shards are held."""
+    def _exclusive(self) -> Iterator[None]:
+        """Lock on the cache's list of files, among all processes."""
         with (self._folder / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _held(self) -> dict[Path, os.stat_result]:
-        held = {}
+    def _files(self) -> dict[Path, os.stat_result]:
+        """Shards and temporary files of the cache; removes those of dead processes."""
+        files = {}
         for path in self._folder.iterdir():
             if path.name.startswith(".tmp-") and _abandoned(path):
                 path.unlink(missing_ok=True)
             elif path.name.startswith(".tmp-") or _SHARD.fullmatch(path.name):
                 with contextlib.suppress(FileNotFoundError):
-                    held[path] = path.stat()
-        return held
+                    files[path] = path.stat()
+        return files
 
     def _evict(self, path: Path) -> bool:
         if path.name.startswith(".tmp-"):
             return False
         if not answers(self.remote, f"shards/{path.name}", 0):  # never remove the only copy
             return False
-        path.unlink(missing_ok=True)  # processes that have it open read on
+        path.unlink(missing_ok=True)  # processes that have it open can still read it
         self.stats["evictions"] += 1
         return True
 
     def forget(self, key: str) -> None:
-        """Drop the local copy: it has gone bad on disk, or the remote's read was wrong."""
+        """Remove the local copy: it is damaged on disk, or was fetched with wrong bytes."""
         self._local.forget(key)
         if _SHARD.fullmatch(key.removeprefix("shards/")):
             with contextlib.suppress(OSError):
@@ -199,13 +200,13 @@ class CachedStorage(FrontStorage):
         super().forget(key)
 
     def close(self) -> None:
-        """The remote's connections and the local files."""
+        """Close the remote's connections and the local files."""
         super().close()
         self._local.close()
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether the process that was writing a temporary file is gone."""
+    """True if the process that was writing a temporary file has ended."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,7 +216,7 @@ def _abandoned(path: Path) -> bool:
 
 
 def answers(storage: Storage, key: str, offset: int) -> bool:
-    """Whether a storage, behind its cache if it has one, gives what is there now."""
+    """True if a file can be read now from a storage, or from the remote of its cache."""
     remote = storage.remote if isinstance(storage, CachedStorage) else storage
     try:
         remote.read_into(key, offset, memoryview(bytearray(8)))

@@ -1,4 +1,4 @@
-"""A data card: what a snapshot holds, what was left out and why; for people and for machines."""
+"""A data card: contents of a snapshot and the inputs left out with reasons, as Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from evofeed.base.files import write_atomic
 from evofeed.store.dataset import Dataset
 from evofeed.store.statistics import column_statistics
 
-_EXAMPLES: Final = 3
-_LONGEST: Final = 160
-_MOST_SETTINGS: Final = 60
-_CHANGING: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*|\b\w*\d[\w.:-]*")
-"""What differs between two reasons of one kind: names, paths, numbers."""
-_SHOWN: Final = {
+_MAX_EXAMPLES: Final = 3
+_MAX_REASON: Final = 160
+_MAX_SETTINGS: Final = 60
+_VARIABLE: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*|\b\w*\d[\w.:-]*")
+"""Names, paths and numbers, in which two reasons of one kind differ."""
+_LABELS: Final = {
     "num_res": "residues",
     "num_alignments": "alignment rows",
     "num_templates": "templates",
@@ -38,8 +38,8 @@ class LeftOut:
     """One kind of reason for which chains, or parts of them, are not in a snapshot.
 
     Attributes:
-        reason: in words; what differs from case to case is `…`.
-        examples: the first few, `chain: reason` in full.
+        reason: text in which names, paths and numbers are `…`.
+        examples: the first cases, `chain: reason` in full.
     """
 
     reason: str
@@ -49,17 +49,17 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCard:
-    """What there is to say about a snapshot.
+    """Description and statistics of a snapshot.
 
     Attributes:
-        name, description, license, url: as its maker gives them.
+        name, description, license, url: as given to `dataset_card`.
         digest, parent: of the snapshot.
         chains, shards, nbytes: in it; `nbytes` of the shards.
         residues, cells: residues, and residues times alignment rows, of all chains.
         with_structure, predicted: chains with a structure, and with a predicted one.
         columns: of the index: known, unknown, extremes, quantiles, histograms.
         left_out: chains that are not in it, by reason, the commonest first.
-        notes: what was left out of chains that are in it, by reason; where known.
+        notes: parts left out of chains that are in it, by reason; empty without a job's report.
         settings: how the chains were made.
     """
 
@@ -91,7 +91,7 @@ class DataCard:
         return dataclasses.asdict(self)
 
     def write(self, folder: Path) -> list[str]:
-        """Write `README.md` and `card.png`, the plots; their paths."""
+        """Write `README.md` and the plots `card.png`; returns their paths."""
         from evofeed.viz import draw_card
 
         picture = draw_card(self.to_dict(), folder / "card.png")
@@ -116,7 +116,7 @@ class DataCard:
         lines += [f"![what is in it, and what is not]({picture})", ""] if picture else []
         lines += _table(("", ""), self._facts())
         lines += ["", "## How its chains are", ""]
-        lines += _table(("", "known", "least", "5 %", "half", "95 %", "most"), self._spread())
+        lines += _table(("", "known", "min", "5 %", "median", "95 %", "max"), self._spread())
         for name in ("method", "release_date"):
             column = self.columns.get(name, {})
             groups = column.get("values") or column.get("years")
@@ -148,11 +148,11 @@ class DataCard:
 
     def _spread(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = []
-        for name, label in _SHOWN.items():
+        for name, label in _LABELS.items():
             column = self.columns.get(name, {})
             if column.get("known"):
-                at = column["quantiles"]
-                values = (column["min"], at["0.05"], at["0.5"], at["0.95"], column["max"])
+                low, median, high = (column["quantiles"][q] for q in ("0.05", "0.5", "0.95"))
+                values = (column["min"], low, median, high, column["max"])
                 rows.append((label, f"{column['known']:,}", *(f"{v:,.6g}" for v in values)))
             else:
                 rows.append((label, "0", *["-"] * 5))
@@ -172,14 +172,14 @@ def dataset_card(
 
     Args:
         name: of the data set; the last part of its address if empty.
-        description: of the maker; a sentence of counts if empty.
-        notes: what was left out of chains that are in it, by chain, as a job's report has it.
+        description: a sentence of counts if empty.
+        notes: parts left out of chains that are in it, by chain, as in a job's report.
     """
     index, manifest = dataset.index, dataset.manifest
     cells = pc.multiply(
         pc.cast(index["num_res"], pa.int64()), pc.cast(index["num_alignments"], pa.int64())
     )
-    every_note = [(chain, note) for chain, found in (notes or {}).items() for note in found]
+    all_notes = [(chain, note) for chain, texts in (notes or {}).items() for note in texts]
     dropped = [
         (str(item.get("chain_id", "?")), str(item.get("reason", "no reason was kept")))
         for item in manifest.dropped
@@ -200,24 +200,24 @@ def dataset_card(
         predicted=_sum(pc.and_(index["has_structure"], index["is_distillation"])),
         columns=column_statistics(index),
         left_out=by_reason(dropped),
-        notes=by_reason(every_note),
-        settings=dict(list(_flat(manifest.config))[:_MOST_SETTINGS]),
+        notes=by_reason(all_notes),
+        settings=dict(list(_flat(manifest.config))[:_MAX_SETTINGS]),
     )
 
 
 def by_reason(cases: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
-    """`(chain, reason)` by kind of reason, the commonest first.
+    """Counts of `(chain, reason)` by kind of reason, the commonest first.
 
     `template 1xyz_A: released after 2018-04-30` and `template 2abc_B: ...` are of one kind.
     """
     counts: dict[str, int] = {}
     examples: dict[str, list[str]] = {}
     for chain, reason in cases:
-        kind = re.sub(r"…([ ,]*…)+", "…", _CHANGING.sub("…", reason))[:_LONGEST]
+        kind = re.sub(r"…([ ,]*…)+", "…", _VARIABLE.sub("…", reason))[:_MAX_REASON]
         counts[kind] = counts.get(kind, 0) + 1
-        first = examples.setdefault(kind, [])
-        if len(first) < _EXAMPLES:
-            first.append(f"{chain}: {reason}"[: 2 * _LONGEST])
+        listed = examples.setdefault(kind, [])
+        if len(listed) < _MAX_EXAMPLES:
+            listed.append(f"{chain}: {reason}"[: 2 * _MAX_REASON])
     order = sorted(counts, key=lambda kind: (-counts[kind], kind))
     return tuple(LeftOut(kind, counts[kind], tuple(examples[kind])) for kind in order)
 
@@ -247,5 +247,5 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text from a file is no markup: it can neither end a cell nor begin a tag."""
+    """Text with Markdown's and HTML's marks escaped: it cannot end a cell or begin a tag."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,6 +1,6 @@
-"""Small integers, runs and texts: the plain codecs of FORMAT.md, both ways.
+"""Small integers, runs and texts: the plain codecs of FORMAT.md, encoded and decoded.
 
-Decoders raise `ValueError` on bytes that do not fit; callers name the place.
+Decoders raise `ValueError` on wrong bytes; callers name the file.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import pyarrow as pa
 from evofeed.store.layout import Codec, Compression, PackedColumn, max_unpacked
 
 ZSTD_LEVEL = 9
-"""Decodes faster than level 3 on MSAs and is a tenth smaller."""
+"""On MSAs, decodes faster than level 3 and is a tenth smaller."""
 NARROW: dict[Codec, np.dtype] = {Codec.UINT8: np.dtype("u1"), Codec.UINT16: np.dtype("<u2")}
+ROW_COUNTS = {Codec.ROW_COUNTS8: "u1", Codec.ROW_COUNTS16: "<u2", Codec.ROW_COUNTS32: "<u4"}
 
 
 def packed(codec: Codec, payload: bytes) -> PackedColumn:
@@ -23,7 +24,7 @@ def packed(codec: Codec, payload: bytes) -> PackedColumn:
 
 
 def compressed(column: PackedColumn) -> PackedColumn:
-    """The column under zstd, if that makes it smaller and readers accept it."""
+    """The column under zstd, if that is smaller and within the limit of readers."""
     codec = pa.Codec("zstd", compression_level=ZSTD_LEVEL)
     small = codec.compress(pa.py_buffer(column.payload), asbytes=True)
     if not len(small) < len(column.payload) <= max_unpacked(len(small)):
@@ -32,20 +33,21 @@ def compressed(column: PackedColumn) -> PackedColumn:
 
 
 def decompressed(column: PackedColumn, limit: int | None = None) -> PackedColumn:
-    """The column without compression; nothing is unpacked that claims more bytes than `limit`."""
+    """The column without compression; refused if it claims more bytes than `limit`."""
     if column.compression == Compression.NONE:
         return column
-    most = max_unpacked(len(column.payload))
-    most = most if limit is None else min(limit, most)
-    if column.raw_nbytes > most:
-        raise ValueError(f"{column.raw_nbytes} bytes claimed, {most} possible")
+    max_nbytes = max_unpacked(len(column.payload))
+    if limit is not None:
+        max_nbytes = min(limit, max_nbytes)
+    if column.raw_nbytes > max_nbytes:
+        raise ValueError(f"{column.raw_nbytes} bytes claimed, {max_nbytes} possible")
     try:
         codec = pa.Codec("zstd")
         plain = codec.decompress(pa.py_buffer(column.payload), column.raw_nbytes, asbytes=True)
     except (OSError, pa.ArrowException, MemoryError) as error:
         raise ValueError(str(error)) from None
     if len(plain) != column.raw_nbytes:
-        raise ValueError(f"it is {len(plain)} bytes, not as claimed")
+        raise ValueError(f"it has {len(plain)} bytes, not {column.raw_nbytes} as claimed")
     return PackedColumn(column.codec, memoryview(plain), raw_nbytes=len(plain))
 
 
@@ -55,10 +57,10 @@ def pack_raw(array: np.ndarray) -> PackedColumn:
 
 
 def pack_integers(values: np.ndarray) -> PackedColumn:
-    """UINT8 or UINT16 where all values fit, else RAW."""
-    least, most = int(values.min(initial=0)), int(values.max(initial=0))
-    if least >= 0 and most < 2**16 and values.dtype.itemsize > 1:
-        codec = Codec.UINT8 if most < 2**8 else Codec.UINT16
+    """UINT8 or UINT16 if all values fit, else RAW."""
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    if low >= 0 and high < 2**16 and values.dtype.itemsize > 1:
+        codec = Codec.UINT8 if high < 2**8 else Codec.UINT16
         return packed(codec, values.astype(NARROW[codec]).tobytes())
     return pack_raw(values)
 
@@ -80,7 +82,7 @@ def pack_range(values: np.ndarray) -> PackedColumn:
 
 
 def pack_runs(values: np.ndarray) -> PackedColumn:
-    """RUNS (u32 count, u32 lengths, u8 values) if shorter than RAW bytes."""
+    """RUNS (u32 count, u32 lengths, u8 values) if that is shorter than RAW."""
     starts = np.flatnonzero(np.diff(values, prepend=256)) if len(values) else np.zeros(0, int)
     lengths = np.diff(starts, append=len(values)).astype("<u4")
     payload = np.uint32(len(starts)).tobytes() + lengths.tobytes() + values[starts].tobytes()
@@ -105,8 +107,8 @@ def unpack_runs(column: PackedColumn, count: int) -> np.ndarray:
 def pack_strings(texts: Sequence[str]) -> PackedColumn:
     """STRINGS: u32 distinct, u32 byte lengths, UTF-8 bytes, then one code a text.
 
-    Codes are u8, u16 or u32 by how many distinct texts there are, and left out
-    altogether when there is but one. Distinct texts are in order of appearance.
+    Codes are u8, u16 or u32 by the number of distinct texts, and left out if there is only
+    one. Distinct texts are in order of appearance.
     """
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     words = [text.encode("utf-8", "surrogatepass") for text in numbers]
@@ -124,7 +126,7 @@ def unpack_strings(column: PackedColumn, count: int) -> tuple[str, ...]:
         raise ValueError(f"codec {column.codec.name} holds no texts")
     distinct = int(np.frombuffer(payload, "<u4", 1)[0])
     if distinct > count or len(payload) < 4 + 4 * distinct or (count and not distinct):
-        raise ValueError(f"{distinct} distinct texts cannot be")
+        raise ValueError(f"impossible number of distinct texts: {distinct}")
     ends = np.cumsum(np.frombuffer(payload, "<u4", distinct, 4), dtype=np.int64)
     ends = np.concatenate([[0], ends]) + 4 + 4 * distinct
     dtype = _code_dtype(distinct)
@@ -138,7 +140,7 @@ def unpack_strings(column: PackedColumn, count: int) -> tuple[str, ...]:
         return tuple(words * count)
     codes = np.frombuffer(payload, dtype, count, int(ends[-1]))
     if codes.max(initial=0) >= distinct:
-        raise ValueError("a code names no text")
+        raise ValueError("a code is not that of a text")
     return tuple(words[code] for code in codes.tolist())
 
 

@@ -1,4 +1,4 @@
-"""A snapshot, opened for reading: `Dataset.open(uri)`."""
+"""A snapshot open for reading: `Dataset.open(uri)`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from evofeed.store.spans import Spans
 from evofeed.store.storage import LocalStorage, Storage
 
 REMOTE_READS = 16
-"""Ranged reads of one `read` in flight at once, where they cross a network."""
+"""Concurrent ranged reads of one `Dataset.read` over a network."""
 
 
 class Dataset:
@@ -55,7 +55,7 @@ class Dataset:
 
     @cached_property
     def spans(self) -> Spans:
-        """Where its chains are; made when the first is read."""
+        """Spans of its chains, built at the first read."""
         return Spans(self.storage, self.index)
 
     @classmethod
@@ -70,10 +70,10 @@ class Dataset:
         """Open a dataset: a path, `file://`, `s3://` or `http(s)://`.
 
         Args:
-            snapshot: a ref, or a digest, of which 8 digits do where files can be listed.
-            token: bearer token for a service that wants one; if None, what the variable
-                `EVOFEED_TOKEN` holds at each request.
-            cache: keep shards of a remote dataset in a local folder, capped in bytes.
+            snapshot: a ref, or a digest; its first 8 digits are enough if files can be listed.
+            token: bearer token for a service that needs one; if None, the value of the variable
+                `EVOFEED_TOKEN` at each request.
+            cache: keep shards of a remote dataset in a local folder, limited in bytes.
 
         Raises:
             DatasetMissing: no such dataset, ref or snapshot.
@@ -89,16 +89,16 @@ class Dataset:
 
     @classmethod
     def of(cls, storage: Storage, snapshot: str = "main") -> Dataset:
-        """As `open`, for a storage that is already there."""
+        """As `open`, for an open storage."""
         return _reopen(storage, find_snapshot(storage, snapshot))
 
     @property
     def uri(self) -> str:
-        """Where it was opened from."""
+        """Address it was opened with."""
         return self.storage.uri
 
     def close(self) -> None:
-        """Let go of open files and connections; reading on opens them again."""
+        """Close files and connections; the next read opens them again."""
         self.storage.close()
 
     def __enter__(self) -> Dataset:
@@ -124,7 +124,7 @@ class Dataset:
 
     @cached_property
     def assemblies(self) -> Assemblies:
-        """The complexes of this snapshot, none in most: `dataset.assemblies["1abc"]`.
+        """The complexes of this snapshot, if it has any: `dataset.assemblies["1abc"]`.
 
         Raises:
             ShardCorrupt: their table or the index of their members is damaged.
@@ -133,7 +133,7 @@ class Dataset:
 
     @cached_property
     def entries(self) -> Entries:
-        """The entries of this snapshot, none in most: `dataset.entries["1abc-1"]`.
+        """The entries of this snapshot, if it has any: `dataset.entries["1abc-1"]`.
 
         Raises:
             ShardCorrupt: their tables are damaged.
@@ -144,7 +144,7 @@ class Dataset:
         """A file of this snapshot besides manifest and index, checked, and its path.
 
         Raises:
-            ShardCorrupt: it is not what the manifest says.
+            ShardCorrupt: its sha256 is not that of the manifest.
         """
         key = f"snapshots/{self.digest}/{name}"
         data, path = bytes(self.storage.read(key)), f"{self.uri}/{key}"
@@ -166,14 +166,14 @@ class Dataset:
         residues: slice | None = None,
         rows: slice | Sequence[int] | np.ndarray | None = None,
     ) -> list[dict[str, np.ndarray]]:
-        """Features of many chains, whole or cropped.
+        """Features of many chains, full or cropped.
 
         Args:
             ids: chain ids, or rows of the index.
             columns: names from the feature table, and `deletion_matrix` (i32, dense);
                 None for every array in the table.
             residues: window along the chain, step 1.
-            rows: MSA rows to take, in the record's own order (0 is the query).
+            rows: MSA rows to take, numbered in the record's order (0 is the query).
 
         Returns:
             One dict per chain. Sparse deletions are re-numbered to the crop. Absent
@@ -182,20 +182,19 @@ class Dataset:
         Raises:
             TypeError: `ids` is one id, not a sequence of them.
         """
-        if isinstance(ids, str):  # whose letters would be taken for ids
+        if isinstance(ids, str):  # its letters would be taken for ids
             raise TypeError(f"read takes a sequence of ids: read([{ids!r}])")
-        wanted = tuple(columns) if columns is not None else tuple(f.name for f in RECORD)
-        unknown = set(wanted) - set(FEATURES) - {"deletion_matrix"}
-        if unknown:
+        names = tuple(columns) if columns is not None else tuple(f.name for f in RECORD)
+        if unknown := set(names) - set(FEATURES) - {"deletion_matrix"}:
             raise ValueError(f"no such columns: {sorted(unknown)}")
 
-        def one(chain: str | int) -> dict[str, np.ndarray]:
-            return crop_features(self.spans.decoder(self.row(chain)), wanted, residues, rows)
+        def read_one(chain: str | int) -> dict[str, np.ndarray]:
+            return crop_features(self.spans.decoder(self.row(chain)), names, residues, rows)
 
         if isinstance(self.storage, LocalStorage) or len(ids) < 2:
-            return [one(chain) for chain in ids]
-        with ThreadPoolExecutor(REMOTE_READS) as pool:  # waiting more than computing
-            return list(pool.map(one, ids))
+            return [read_one(chain) for chain in ids]
+        with ThreadPoolExecutor(REMOTE_READS) as pool:  # these threads wait for the network
+            return list(pool.map(read_one, ids))
 
     def snapshots(self) -> list[Snapshot]:
         """Every snapshot of this dataset, children before their parents.
@@ -216,11 +215,10 @@ class Dataset:
         return f"Dataset({self.uri!r}, {self.digest[:12]}, {counted(len(self), 'chain')})"
 
     def verify(self, deep: bool = False) -> list[StoreError]:
-        """Every fault found, empty if all is well; never raises for bad data.
+        """An error for each fault, empty if there is none; never raises for bad data.
 
-        Checks that each shard is there with its size and every chain with its
-        checksum; `deep` also hashes each shard, parses it as Arrow and decodes all
-        records.
+        Checks that each shard exists with its size and every chain with its checksum; `deep` also
+        hashes each shard, parses it as Arrow and decodes all records.
         """
         if isinstance(self.storage, LocalStorage):
             return self._faults(deep)
@@ -231,9 +229,9 @@ class Dataset:
     def _faults(self, deep: bool) -> list[StoreError]:
         faults: list[StoreError] = []
 
-        def check(look: Callable[..., object], *where: Any) -> None:
+        def check(function: Callable[..., object], *args: Any) -> None:
             try:
-                look(*where)
+                function(*args)
             except StoreError as error:
                 faults.append(error)
 
@@ -248,21 +246,21 @@ class Dataset:
         return faults
 
     def _check_shard(self, entry: ShardEntry) -> None:
-        """Hash and parse a whole shard and decode all its records (raises StoreError)."""
+        """Hash and parse a full shard and decode all its records (raises StoreError)."""
         key = shard_key(entry.name)
         data, path = self.storage.read(key), f"{self.uri}/{key}"
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise ShardCorrupt("sha256 does not match", path=path)
-        whole = pa.py_buffer(data)
-        rows = shard_index if shard_kind(whole, path) == CHAIN else record_rows
-        rows(whole, entry.name, path)
+        buffer = pa.py_buffer(data)
+        rows = shard_index if shard_kind(buffer, path) == CHAIN else record_rows
+        rows(buffer, entry.name, path)
 
 
 def checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Table:
     """The index of a snapshot, checked against its manifest and validated in full."""
     key = f"snapshots/{digest}/index.arrow"
     path = f"{storage.uri}/{key}"
-    # From a folder it is mapped, so all ranks of a host share one copy.
+    # From a folder it is memory-mapped, so all ranks of a host share one copy.
     data = storage.map(key) if isinstance(storage, LocalStorage) else storage.read(key)
     if hashlib.sha256(data).hexdigest() != manifest.index_sha256:
         raise ShardCorrupt(f"the index does not match the manifest's sha256{REPAIR}", path=path)
@@ -271,7 +269,7 @@ def checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Table
         raise ShardCorrupt(f"{table.num_rows} chains, not {manifest.num_chains}", path=path)
     check_spans(table, {entry.name: entry.nbytes for entry in manifest.shards}, path)
     if isinstance(data, mmap.mmap):
-        data.madvise(mmap.MADV_DONTNEED)  # what is never read again need not count as ours
+        data.madvise(mmap.MADV_DONTNEED)  # pages that are not read again need not stay in memory
     return table
 
 

@@ -19,13 +19,18 @@ from evofeed.base.files import parse_json
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.features import RECORD, Feature
 from evofeed.store.atoms import unpack_mask, unpack_positions
-from evofeed.store.codecs import decompressed, unpack_integers, unpack_runs, unpack_strings
+from evofeed.store.codecs import (
+    ROW_COUNTS,
+    decompressed,
+    unpack_integers,
+    unpack_runs,
+    unpack_strings,
+)
 from evofeed.store.encode import META_FIELDS, OPTIONAL_META
 from evofeed.store.layout import Codec, Compression, PackedColumn
 from evofeed.store.msa_codec import reorder_runs, row_nbytes, row_starts, unpack_rows
 
 FEATURES = {feature.name: feature for feature in RECORD}
-_ROW_COUNTS = {Codec.ROW_COUNTS8: "u1", Codec.ROW_COUNTS16: "<u2", Codec.ROW_COUNTS32: "<u4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +175,9 @@ class ChainDecoder:
     def row_counts(self) -> np.ndarray | None:
         """Deletions in each stored row, i64[N]; None if `deletion_row` itself is stored."""
         column = self.raw("deletion_row")
-        if column.codec not in _ROW_COUNTS:
+        if column.codec not in ROW_COUNTS:
             return None
-        dtype = np.dtype(_ROW_COUNTS[column.codec])
+        dtype = np.dtype(ROW_COUNTS[column.codec])
         if len(column.payload) != self.dims["N"] * dtype.itemsize:
             raise ValueError(f"{len(column.payload)} bytes are not {self.dims['N']} row counts")
         counts = np.frombuffer(column.payload, dtype).astype(np.int64)

@@ -9,6 +9,7 @@ import numpy as np
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.atoms import pack_mask, pack_positions
 from evofeed.store.codecs import (
+    ROW_COUNTS,
     compressed,
     pack_integers,
     pack_range,
@@ -26,9 +27,9 @@ META_FIELDS = tuple(
     template_release_date resolution release_date method is_distillation inputs config_digest
     dropped""".split()
 )
-"""Record fields kept as one JSON object: small, and never needed by a training step."""
+"""Record fields stored as one JSON object: small, and not needed by a training step."""
 OPTIONAL_META = ("confidence",)
-"""Fields of that object that only records have in which they are not empty."""
+"""Fields of that object that are left out if empty."""
 
 
 def encode_record(record: ChainRecord, *, zstd: bool = False) -> dict[str, PackedColumn]:
@@ -36,7 +37,7 @@ def encode_record(record: ChainRecord, *, zstd: bool = False) -> dict[str, Packe
 
     Raises:
         FeatureError: the record does not fit the feature table.
-        ValueError: it has no residue.
+        ValueError: the record has no residue.
     """
     record.validate()
     sizes = record.sizes
@@ -64,34 +65,29 @@ def encode_record(record: ChainRecord, *, zstd: bool = False) -> dict[str, Packe
 
 
 def _deletions(record: ChainRecord, order: np.ndarray) -> dict[str, PackedColumn]:
-    """Counts a stored row, then columns and counts in stored row order; plain if unsorted."""
+    """Deletions per stored row, columns and counts in stored row order; RAW if unsorted."""
     row, column, count = record.deletion_row, record.deletion_column, record.deletion_count
     rows, num_res = record.msa.shape
-    place = row.astype(np.int64) * num_res + column
+    cell = row.astype(np.int64) * num_res + column
     inside = not len(row) or (
         min(row.min(), column.min()) >= 0 and row.max() < rows and column.max() < num_res
     )
-    if not inside or np.any(np.diff(place) <= 0):
+    if not inside or np.any(np.diff(cell) <= 0):
         values = {"deletion_row": row, "deletion_column": column, "deletion_count": count}
         return {name: pack_raw(value) for name, value in values.items()}
     per_row = np.bincount(row, minlength=rows)
-    moved = reorder_runs(row_starts(per_row), order)
+    permutation = reorder_runs(row_starts(per_row), order)
     return {
         "deletion_row": _row_counts(per_row[order]),
-        "deletion_column": pack_integers(column[moved]),
-        "deletion_count": pack_integers(count[moved]),
+        "deletion_column": pack_integers(column[permutation]),
+        "deletion_count": pack_integers(count[permutation]),
     }
 
 
 def _row_counts(counts: np.ndarray) -> PackedColumn:
-    most = counts.max(initial=0)
-    for codec, dtype in (
-        (Codec.ROW_COUNTS8, np.dtype("u1")),
-        (Codec.ROW_COUNTS16, np.dtype("<u2")),
-    ):
-        if most <= np.iinfo(dtype).max:
-            return packed(codec, counts.astype(dtype).tobytes())
-    return packed(Codec.ROW_COUNTS32, counts.astype("<u4").tobytes())
+    highest = counts.max(initial=0)
+    codec = next(c for c, dtype in ROW_COUNTS.items() if highest <= np.iinfo(dtype).max)
+    return packed(codec, counts.astype(ROW_COUNTS[codec]).tobytes())
 
 
 def _structure(record: ChainRecord) -> dict[str, PackedColumn]:

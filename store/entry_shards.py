@@ -89,6 +89,7 @@ def _facts(kind: str, columns: Mapping[str, PackedColumn], origin: Origin) -> di
     with origin.decoding("the entry is not valid"):
         decoded_sections = {name: decode_section(columns, name, value) for name in PROJECTS}
         sections = {name: s for name, s in decoded_sections.items() if s is not None}
+        names = {name for s in sections.values() for name in alignment_names(value, s).values()}
         resolution = value.resolution()
         return {
             "entry": value.entry,
@@ -99,13 +100,7 @@ def _facts(kind: str, columns: Mapping[str, PackedColumn], origin: Origin) -> di
             "methods": list(value.methods),
             "num_atoms": value.num_atoms,
             "num_residues": value.num_residues,
-            "alignments": sorted(
-                {
-                    name
-                    for section in sections.values()
-                    for name in alignment_names(value, section).values()
-                }
-            ),
+            "alignments": sorted(names),
             "projects": {name: describe_section(value, s) for name, s in sections.items()},
         }
 

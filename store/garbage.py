@@ -1,9 +1,9 @@
 """Garbage collection: files that no snapshot reachable from a ref needs.
 
 A file is removed only if it is unreachable *and* older than the grace period, so
-a writer that is still writing, or about to move its ref, loses nothing; a featurize job
-also holds a lease (`leases.py`), for its shards may be older. Refs are read twice, before
-and after listing: if one moved meanwhile, nothing is removed.
+a writer that has not moved its ref yet loses nothing; a featurize job also holds a lease
+(`leases.py`), because its shards may be older. Refs are read before and after listing: if one
+moved meanwhile, nothing is removed.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from evofeed.store.storage import Storage, StoredObject
 
 _FOLDERS = ("refs/", "snapshots/", "shards/", "leases/")
 GRACE = 7 * 24 * 3600.0
-"""Seconds; longer than any job that writes here may take."""
+"""Seconds; longer than a job that writes to the dataset may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What was removed, or would be, and what was left because it is young."""
+    """Files that were removed, or would be, and unreachable files that stay."""
 
     removed: tuple[StoredObject, ...]
     young: tuple[StoredObject, ...]
     held: tuple[StoredObject, ...]
-    """Old and unreachable, but a job is running that may need them."""
+    """Old enough, but a running job may need them."""
     dry_run: bool
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what was removed."""
+        """Bytes of the removed files."""
         return sum(item.nbytes for item in self.removed)
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,14 +56,14 @@ class GcReport:
 def gc(
     uri: str, *, dry_run: bool = True, grace: float = GRACE, keep_history: bool = True
 ) -> GcReport:
-    """Remove what no ref needs any more; by default only say what that would be.
+    """Remove files that no ref needs; by default only list them.
 
     Args:
-        grace: seconds a file must be old; younger ones stay.
-        keep_history: snapshots from which a ref's snapshot was made count as needed.
+        grace: minimum age of a removed file in seconds.
+        keep_history: ancestors of a ref's snapshot count as needed.
 
     Raises:
-        DatasetMissing: there is nothing of a dataset there.
+        DatasetMissing: there is no dataset at this address.
         RefConflict: a ref moved while files were listed; run again.
     """
     storage = open_storage(uri)
@@ -76,8 +76,8 @@ def gc(
 
 
 def _collect(storage: Storage, grace: float, keep_history: bool, lease: Lease | None) -> GcReport:
-    """What `gc` does; without a lease it removes nothing."""
-    busy = bool(leases.living(storage, "job"))
+    """The report of `gc`; without a lease nothing is removed."""
+    busy = bool(leases.current(storage, "job"))
     refs = list_refs(storage)
     needed = _reachable(storage, [ref.digest for ref in refs], keep_history)
     idle = [
@@ -90,11 +90,11 @@ def _collect(storage: Storage, grace: float, keep_history: bool, lease: Lease | 
     young = tuple(item for item in idle if item.modified > before)
     old = [item for item in idle if item.modified <= before]
     held = tuple(item for item in old if busy and item.key.startswith(("shards/", "parts/")))
-    removed = (*(item for item in old if item not in held), *leases.ended(storage))
+    removed = (*(item for item in old if item not in held), *leases.expired(storage))
     if lease is not None:
         if [ref.digest for ref in list_refs(storage)] != [ref.digest for ref in refs]:
             raise RefConflict("a ref moved during collection: run it again", path=storage.uri)
-        # Manifests first: a snapshot is either whole or gone.
+        # Manifests first: a snapshot is either complete or removed.
         for item in sorted(removed, key=lambda item: not item.key.endswith("manifest.json")):
             lease.renew()
             storage.delete(item.key)
@@ -111,9 +111,9 @@ def _reachable(storage: Storage, digests: list[str], keep_history: bool) -> set[
         line = ancestors(storage, digest) if keep_history else []
         manifests = {digest: read_manifest(storage, digest)}
         manifests |= {snapshot.digest: snapshot.manifest for snapshot in line}
-        for each, manifest in manifests.items():
+        for ancestor, manifest in manifests.items():
             names = ("manifest.json", "index.arrow", *manifest.more_files)
-            keys |= {f"snapshots/{each}/{name}" for name in names}
+            keys |= {f"snapshots/{ancestor}/{name}" for name in names}
             for shard in manifest.shards:
                 keys |= {shard_key(shard.name), part_key(shard.name)}
     return keys

@@ -1,11 +1,11 @@
-"""A dataset behind the manifest service, read over plain HTTP with ranges.
+"""A dataset of an evofeed service, read over plain HTTP with ranges.
 
     refs/main                          GET base/refs/main
     snapshots/<digest>/manifest.json   GET base/snapshots/<digest>
     snapshots/<digest>/index.arrow     GET base/snapshots/<digest>/index, others likewise
     shards/<name>                      GET base/shards/<name>, Range
 
-What arrives is checked by the caller against manifest and index.
+The caller checks the bytes against manifest and index.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from evofeed.store.storage import ReadOnlyStorage
 
 
 class HttpStorage:
-    """Read-only storage over HTTP(S). `token` goes as a bearer token with every request.
+    """Read-only storage over HTTP(S), with `token` as the bearer token of every request.
 
-    Without one, that of the variable `EVOFEED_TOKEN` goes, as it is at that moment: it may be
-    renewed there, and is in no pickle.
+    If it is None: the value of the variable `EVOFEED_TOKEN` at each request, so it may be renewed
+    there and is not in pickles.
     """
 
     def __init__(self, url: str, token: str | None = None, first_wait: float = FIRST_WAIT) -> None:
@@ -85,7 +85,7 @@ class HttpStorage:
         raise StoreError(f"unexpected HTTP {status}", path=self._url(key))
 
     def close(self) -> None:
-        """Close the connections of all threads; reading on opens them again."""
+        """Close the connections of all threads; the next read opens them again."""
         self._http.close()
 
     def _refused(self, *_: Any, **__: Any) -> Any:
@@ -98,6 +98,6 @@ class HttpStorage:
 
 
 def _detail(answer: Answer) -> str:
-    """What a refusal says was wrong, if it is problem JSON."""
-    said = answer.problem.get("detail")
-    return f" ({' '.join(said.split())[:200]})" if isinstance(said, str) else ""
+    """The detail of an error's problem JSON, if it has one."""
+    detail = answer.problem.get("detail")
+    return f" ({' '.join(detail.split())[:200]})" if isinstance(detail, str) else ""

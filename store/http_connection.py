@@ -1,6 +1,6 @@
-"""Requests to one service: kept-alive connections, a token, and patience with what passes.
+"""Requests to one service: kept-alive connections, a bearer token, and retries.
 
-What may pass by itself (connection lost, 429, 5xx) is tried again with growing, jittered waits.
+Transient failures (connection lost, 429, 5xx) are retried with growing, jittered waits.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.1
 TIMEOUT: Final = 30.0
 """Seconds without a byte after which a connection counts as lost."""
-SLOWEST: Final = 1024.0
-"""Bytes a second that an answer must keep to, after its first `TIMEOUT`: what drips is lost too."""
+MIN_RATE: Final = 1024.0
+"""Bytes a second below which an answer counts as lost, after its first `TIMEOUT` seconds."""
 MAX_WAIT: Final = 60.0
-REFUSAL: Final = 64 << 10
-"""Bytes of a refusal that are read, however few a range asked for."""
-WHOLE: Final = 4 << 30
-"""Bytes of a file that is read whole."""
+MAX_ERROR_NBYTES: Final = 64 << 10
+"""Bytes of an error's body that are read, even if the request was for a shorter range."""
+MAX_NBYTES: Final = 4 << 30
+"""Bytes of the largest file that is read in full."""
 Body = bytes | memoryview
 _RANGE: Final = re.compile(r"bytes=(\d+)-(\d+)")
-PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+TRANSIENT: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a service said."""
+    """A service's answer to a request."""
 
     status: int
     headers: Message
@@ -48,24 +48,24 @@ class Answer:
 
     @property
     def retry_after(self) -> float:
-        """Seconds it wants to be left alone for."""
+        """Seconds to wait before the next request."""
         try:
             return float(self.headers.get("Retry-After") or 0)
-        except ValueError:  # an HTTP date: our own waits will do
+        except ValueError:  # an HTTP date: the client's own waits are used
             return 0.0
 
     @property
     def problem(self) -> dict[str, Any]:
-        """What a refusal says of itself, if it is problem JSON; else nothing."""
+        """Members of the problem JSON of an error; empty if the body is anything else."""
         try:
             values = parse_json(self.body)
-        except ValueError:  # a proxy's own page
+        except ValueError:  # an HTML page of a proxy
             return {}
         return values if isinstance(values, dict) else {}
 
 
-class _Paced(io.RawIOBase):
-    """What a socket receives, while it keeps to `SLOWEST`: its own timeout begins at each byte."""
+class _RateLimit(io.RawIOBase):
+    """Bytes of a socket, at `MIN_RATE` or more: the timeout of the socket restarts at each byte."""
 
     def __init__(self, received: io.RawIOBase) -> None:
         self._received, self._began, self._size = received, time.monotonic(), 0
@@ -77,7 +77,7 @@ class _Paced(io.RawIOBase):
         size = self._received.readinto(buffer)
         self._size += size or 0
         seconds = time.monotonic() - self._began
-        if seconds > TIMEOUT + self._size / SLOWEST:
+        if seconds > TIMEOUT + self._size / MIN_RATE:
             raise TimeoutError(f"only {self._size} bytes in {seconds:.0f} s")
         return size
 
@@ -86,18 +86,18 @@ class _Paced(io.RawIOBase):
         super().close()
 
 
-class _PacedResponse(http.client.HTTPResponse):
+class _Response(http.client.HTTPResponse):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.fp = io.BufferedReader(_Paced(self.fp.detach()))
+        self.fp = io.BufferedReader(_RateLimit(self.fp.detach()))
 
 
-class _Kept:
-    """A connection that closes itself when its thread or owner goes."""
+class _OpenConnection:
+    """A connection that is closed when its thread or its `HttpConnection` ends."""
 
     def __init__(self, connection: http.client.HTTPConnection) -> None:
         self.connection = connection
-        connection.response_class = _PacedResponse
+        connection.response_class = _Response
         weakref.finalize(self, connection.close)
 
 
@@ -105,9 +105,9 @@ class HttpConnection:
     """One kept-alive connection per thread and process.
 
     Args:
-        url: of the service or of something below it; only its host counts here.
-        token: goes as a bearer token with every request. Without one, that of the variable
-            `EVOFEED_TOKEN` goes, as it is at that moment: it may be renewed there.
+        url: of the service or of a resource of it; only its host is used.
+        token: bearer token of every request. If None, the value of the variable
+            `EVOFEED_TOKEN` at each request: it may be renewed there.
         first_wait: seconds before the second attempt; doubles each time, up to 5 s, times 0.5
             to 1.5.
     """
@@ -116,14 +116,14 @@ class HttpConnection:
         try:
             parts = urlsplit(url)
             self._host, self._port = parts.hostname or "", parts.port
-        except ValueError as error:  # a port that is no number, a bracket without its other one
+        except ValueError as error:  # a port that is not a number, an unclosed bracket
             raise ValueError(f"{url}: {error}; write http://HOST:PORT") from None
         if parts.scheme not in ("http", "https") or not self._host:
             raise ValueError(f"{url}: no host in this address, as in http://HOST:PORT")
         self.secure = parts.scheme == "https"
         self._url, self._token, self._first_wait = url, token, first_wait
         self._local = threading.local()
-        self._open: weakref.WeakSet[_Kept] = weakref.WeakSet()
+        self._open: weakref.WeakSet[_OpenConnection] = weakref.WeakSet()
 
     def request(
         self,
@@ -134,13 +134,13 @@ class HttpConnection:
         *,
         attempts: int = ATTEMPTS,
     ) -> Answer:
-        """The answer to a request, tried again while what is wrong may pass.
+        """The answer to a request, retried after transient failures.
 
-        What is not safe to send twice needs an Idempotency-Key. A service that wants to be left
-        alone for more than a minute is not asked again.
+        A request that is not safe to send twice needs an Idempotency-Key. There is no retry when
+        the service asks for a wait of more than a minute.
 
         Raises:
-            StoreError: it never answered, or only with what should have passed.
+            StoreError: no answer, or transient failures only.
         """
         why = ""
         for attempt in range(attempts):
@@ -151,33 +151,34 @@ class HttpConnection:
                 self.connection().close()
                 why = f"{type(error).__name__}: {error}"
             else:
-                if answer.status not in PASSING:
+                if answer.status not in TRANSIENT:
                     return answer
-                said = str(answer.problem.get("detail", ""))
-                why, wait = f"HTTP {answer.status}{': ' if said else ''}{said}", answer.retry_after
-            if wait > MAX_WAIT:  # a quota of a day: whoever waits for us had better know
+                detail = str(answer.problem.get("detail", ""))
+                why = f"HTTP {answer.status}{': ' if detail else ''}{detail}"
+                wait = answer.retry_after
+            if wait > MAX_WAIT:  # such as a daily quota: an error now is better than a silent wait
                 break
             if attempt + 1 < attempts:
-                own = min(self._first_wait * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
-                time.sleep(max(own, wait))
+                backoff = min(self._first_wait * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
+                time.sleep(max(backoff, wait))
         raise StoreError(
             f"gave up after {attempt + 1} attempts ({why}): is the service up?", path=self._url
         )
 
     def connection(self) -> http.client.HTTPConnection:
-        """This thread's own."""
+        """The connection of this thread."""
         if getattr(self._local, "pid", None) != os.getpid():  # a socket does not survive a fork
             kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
-            self._local.kept = _Kept(kind(self._host, self._port, timeout=TIMEOUT))
-            self._open.add(self._local.kept)
+            self._local.open = _OpenConnection(kind(self._host, self._port, timeout=TIMEOUT))
+            self._open.add(self._local.open)
             self._local.pid = os.getpid()
-        kept: _Kept = self._local.kept
-        return kept.connection
+        connection: http.client.HTTPConnection = self._local.open.connection
+        return connection
 
     def close(self) -> None:
         """Close the connections of all threads; a request opens them again."""
-        for kept in list(self._open):
-            kept.connection.close()
+        for opened in list(self._open):
+            opened.connection.close()
 
     def _once(self, method: str, path: str, headers: dict[str, str], body: Body | None) -> Answer:
         token = (self._token or os.environ.get("EVOFEED_TOKEN", "")).strip()
@@ -187,17 +188,17 @@ class HttpConnection:
         connection.request(method, path, body, {"Accept-Encoding": "identity", **headers})
         response = connection.getresponse()
         span = _RANGE.fullmatch(headers.get("Range", ""))
-        most = max(int(span[2]) - int(span[1]) + 1, REFUSAL) if span else WHOLE
+        limit = max(int(span[2]) - int(span[1]) + 1, MAX_ERROR_NBYTES) if span else MAX_NBYTES
         if span and response.status == 200:
             connection.close()
-            what = "it sends all of a file for a range of it: does a proxy take `Range` away?"
-            raise StoreError(what, path=self._url)
+            why = "it sends a full file instead of a range: does a proxy remove the header `Range`?"
+            raise StoreError(why, path=self._url)
         size, data = response.length, bytearray()
-        if size is not None and size <= most:
+        if size is not None and size <= limit:
             return Answer(response.status, response.headers, response.read())
-        while size is None and len(data) <= most and (piece := response.read(1 << 20)):
+        while size is None and len(data) <= limit and (piece := response.read(1 << 20)):
             data += piece
-        if size is not None or len(data) > most:
+        if size is not None or len(data) > limit:
             connection.close()
-            raise StoreError(f"it sends more than {most} bytes: hung up", path=self._url)
+            raise StoreError(f"it sends more than {limit} bytes: hung up", path=self._url)
         return Answer(response.status, response.headers, bytes(data))

@@ -1,10 +1,10 @@
-"""Internal names of the store that other rooms may import besides its public ones.
+"""Internal names of the store that other rooms may import in addition to its public ones.
 
-`featurize` publishes with it, `loader` reads packed columns, `service` shows a store. Users of
-evofeed need none of it, and it may change with the format.
+`featurize` publishes with them, `loader` reads packed columns, `service` shows a store. They are
+not public, and may change with the format.
 """
 
-# ruff: noqa: F401 (what is imported is what other rooms get)
+# ruff: noqa: F401 (imported for other rooms)
 
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         known_values,
         plain_values,
     )
-    from evofeed.store.storage import Keeping, LocalStorage, Storage, StoredObject
+    from evofeed.store.storage import LocalStorage, Storage, StoredObject, SupportsForget
     from evofeed.store.writer import MoveRef
 
 __getattr__ = names_from(__name__)

@@ -1,9 +1,9 @@
-"""Arrow files read as they lie: a compressed buffer is refused before anything is allocated for it.
+"""Reading Arrow files without decompression: a compressed buffer is refused before allocation.
 
-Arrow decompresses a record batch the moment it is asked for, to whatever size its buffers declare:
-95 KB can become 2 GiB. The format never compresses that way (FORMAT.md, "Shard"), so every message
-is looked at first. What is looked at and what is read is one stream; the footer, which could lead
-elsewhere, is not followed.
+Arrow decompresses a record batch when it reads it, to whatever size its buffers declare: 95 KB can
+become 2 GiB. The format never compresses that way (FORMAT.md, "Shard"), so every message is checked
+first. The checked messages and the batches come from the same stream; the footer, which could point
+at others, is not used.
 """
 
 from __future__ import annotations
@@ -24,26 +24,22 @@ def open_plain(data: bytes | pa.Buffer, path: str) -> pa.RecordBatchStreamReader
     """A reader of an Arrow file's record batches, in file order and without copies.
 
     Raises:
-        ShardCorrupt: the bytes are no Arrow file, or a message of it is compressed.
+        ShardCorrupt: the bytes are not an Arrow file, or a message of it is compressed.
     """
     data = pa.py_buffer(data)
     if bytes(memoryview(data)[: len(MAGIC)]) != MAGIC:
-        raise ShardCorrupt("no Arrow file: it does not begin with ARROW1", path=path)
+        raise ShardCorrupt("not an Arrow file: it does not begin with ARROW1", path=path)
     stream = data.slice(len(MAGIC))
     try:
         for message in pa.ipc.MessageReader.open_stream(stream):
             _refuse_compressed(message, path)
         return pa.ipc.open_stream(stream)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ShardCorrupt(f"no Arrow file: {error}", path=path) from None
+        raise ShardCorrupt(f"not an Arrow file: {error}", path=path) from None
 
 
 def _refuse_compressed(message: pa.Message, path: str) -> None:
-    """Nothing, for a message whose buffers are as they lie.
-
-    Raises:
-        ShardCorrupt: they are compressed, or its metadata points outside itself.
-    """
+    """Refuses a message whose buffers are compressed, or whose metadata points outside itself."""
     try:
         batch = _Table.root(message.metadata).table(HEADER)
         if batch is not None and message.type == "dictionary":
@@ -54,16 +50,16 @@ def _refuse_compressed(message: pa.Message, path: str) -> None:
     except struct.error:
         raise ShardCorrupt("an Arrow message points outside itself", path=path) from None
     if codec is not None:
-        why = "its buffers are compressed by Arrow, which no evofeed file is: make it again"
+        why = "its buffers are compressed by Arrow, unlike evofeed's files: make it again"
         raise ShardCorrupt(why, path=path)
 
 
 class _Table:
-    """A flatbuffer table, its fields by number."""
+    """A flatbuffer table, with its fields by number."""
 
-    def __init__(self, data: memoryview, at: int) -> None:
-        self.data, self.at = data, at
-        self.fields = at - struct.unpack_from("<i", data, at)[0]
+    def __init__(self, data: memoryview, start: int) -> None:
+        self.data, self.start = data, start
+        self.vtable = start - struct.unpack_from("<i", data, start)[0]
 
     @classmethod
     def root(cls, data: pa.Buffer) -> _Table:
@@ -71,15 +67,15 @@ class _Table:
         return cls(view, struct.unpack_from("<I", view)[0])
 
     def field(self, number: int) -> int | None:
-        """Where a field's value is; None if it is absent."""
-        (end,) = struct.unpack_from("<H", self.data, self.fields)
+        """Position of a field's value; None if it is absent."""
+        (end,) = struct.unpack_from("<H", self.data, self.vtable)
         slot = 4 + 2 * number
-        offset = struct.unpack_from("<H", self.data, self.fields + slot)[0] if slot < end else 0
-        return self.at + offset if offset else None
+        offset = struct.unpack_from("<H", self.data, self.vtable + slot)[0] if slot < end else 0
+        return self.start + offset if offset else None
 
     def table(self, number: int) -> _Table | None:
-        """A field that is a table: an offset leads to it."""
-        at = self.field(number)
-        if at is None:
+        """A field that is a table, which the field's value is an offset to."""
+        position = self.field(number)
+        if position is None:
             return None
-        return _Table(self.data, at + struct.unpack_from("<I", self.data, at)[0])
+        return _Table(self.data, position + struct.unpack_from("<I", self.data, position)[0])

@@ -1,10 +1,10 @@
-"""Leases: small files by which a job and garbage collection keep out of each other's way.
+"""Leases: small files that keep jobs and garbage collection from running at the same time.
 
-A job needs shards that no ref reaches yet, some of them old: units that an earlier run did.
-While a job's lease lives, garbage collection leaves every shard alone; while a collection's
-lives, a job waits. Each writes its own lease first and looks for the other's after, so of two
-that begin at once at least one sees the other. A lease that is not renewed, because its holder
-is dead, ends by itself.
+A job needs shards that no ref reaches yet, some of them old: units of an earlier run.
+While a job has a lease, garbage collection removes no shard; while a collection has one,
+jobs wait. Each writes its own lease first and looks for the other's after, so of two
+that begin at once at least one sees the other. A lease that is not renewed, because its process
+has died, expires.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evofeed.store.manifest import canonical_json, check_name
 from evofeed.store.storage import Storage, StoredObject
 
 SECONDS: Final = 900.0
-"""How long a lease lives unless renewed; clocks of hosts must agree better than that."""
+"""Time until a lease expires unless renewed; clocks of hosts must differ by less."""
 _TICK: Final = 0.2
 
 Kind = Literal["job", "gc"]
@@ -28,7 +28,7 @@ KINDS: Final[tuple[Kind, ...]] = ("job", "gc")
 
 
 class Lease:
-    """A lease that is held; `renew` it now and then."""
+    """A lease of this process; call `renew` regularly."""
 
     def __init__(self, storage: Storage, key: str) -> None:
         self._storage, self._key = storage, key
@@ -36,7 +36,7 @@ class Lease:
         self.renew()
 
     def renew(self) -> None:
-        """Prolong it, if a third of its time is gone."""
+        """Prolong it, if a third of its time has passed."""
         if time.time() > self._until - 2 / 3 * SECONDS:
             self._until = time.time() + SECONDS
             self._storage.put(self._key, canonical_json({"until": self._until}))
@@ -44,33 +44,33 @@ class Lease:
 
 @contextlib.contextmanager
 def hold(storage: Storage, kind: Kind, name: str) -> Iterator[Lease]:
-    """Hold the lease `leases/<kind>-<name>`."""
+    """Hold the lease `leases/<kind>-<name>` within the block."""
     key = f"leases/{kind}-{check_name(name, 'lease')}"
     lease = Lease(storage, key)
     try:
         yield lease
     finally:
-        with contextlib.suppress(StoreError):  # it ends by itself
+        with contextlib.suppress(StoreError):  # it expires anyway
             storage.delete(key)
 
 
-def living(storage: Storage, kind: Kind) -> dict[str, float]:
-    """Leases of a kind that have not ended: name and Unix time of the end."""
-    found = {}
+def current(storage: Storage, kind: Kind) -> dict[str, float]:
+    """Leases of a kind that have not expired: Unix time of expiry by name."""
+    leases = {}
     for item in storage.files("leases/"):
-        began, _, name = item.key.removeprefix("leases/").partition("-")
-        if began != kind:
+        item_kind, _, name = item.key.removeprefix("leases/").partition("-")
+        if item_kind != kind:
             continue
-        with contextlib.suppress(ShardMissing):  # given back meanwhile
-            until = _end(storage.read(item.key), item.modified)
+        with contextlib.suppress(ShardMissing):  # deleted meanwhile
+            until = _expiry(storage.read(item.key), item.modified)
             if until > time.time():
-                found[name] = until
-    return found
+                leases[name] = until
+    return leases
 
 
-def ended(storage: Storage) -> list[StoredObject]:
-    """Leases of holders that died, and what died with them half written."""
-    alive = {f"leases/{kind}-{name}" for kind in KINDS for name in living(storage, kind)}
+def expired(storage: Storage) -> list[StoredObject]:
+    """Lease files, and partly written ones, of processes that died."""
+    alive = {f"leases/{kind}-{name}" for kind in KINDS for name in current(storage, kind)}
     old = time.time() - 2 * SECONDS
     return [
         item for item in storage.files("leases/") if item.key not in alive and item.modified < old
@@ -78,15 +78,15 @@ def ended(storage: Storage) -> list[StoredObject]:
 
 
 def wait_for_none(storage: Storage, kind: Kind, seconds: float) -> dict[str, float]:
-    """Wait until no lease of a kind lives; what still does after `seconds`."""
+    """Wait until there is no lease of a kind; returns those that remain after `seconds`."""
     end = time.monotonic() + seconds
-    while (found := living(storage, kind)) and time.monotonic() < end:
+    while (leases := current(storage, kind)) and time.monotonic() < end:
         time.sleep(_TICK)
-    return found
+    return leases
 
 
-def _end(data: bytes, modified: float) -> float:
-    """When a lease ends; one that does not parse counts from when it was written."""
+def _expiry(data: bytes, modified: float) -> float:
+    """Unix time of a lease's expiry; a file that does not parse counts from its last change."""
     try:
         values: Any = parse_json(data)
         return float(values["until"])

@@ -1,5 +1,5 @@
-"""How alike sequences are, by a search with mmseqs; which are alike by way of others; and whether
-two sets share any: a test set that does measures memory, not learning."""
+"""Sequence similarity by a search with mmseqs, groups of connected sequences, and the overlap of
+two sets of chains: a test set that overlaps the training set measures memory, not learning."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from evofeed.base.files import scratch_folder
 from evofeed.store.storage import open_regular
 
 MIN_ALIGNED: Final = 40
-"""Residues over which a likeness counts, or the whole of a shorter sequence."""
+"""Aligned residues from which a pair counts, or the full length of a shorter sequence."""
 _COLUMNS: Final = "query,target,fident,alnlen,qcov,tcov"
-_SAID: Final = 400
+_MAX_OUTPUT: Final = 400
+"""Characters of mmseqs' output in an error message."""
 
 
 class Pair(NamedTuple):
-    """Two sequences that are alike: identity of the aligned part, its length in columns, and the
-    share of the shorter sequence that is aligned."""
+    """Two similar sequences: identity of the aligned part, its length in columns, and the
+    aligned share of the shorter sequence."""
 
     query: str
     target: str
@@ -41,14 +42,14 @@ def similar_pairs(
     threads: int = 0,
     deadline: float = 86_400.0,
 ) -> list[Pair]:
-    """Pairs at or above an identity, over `MIN_ALIGNED` residues or a whole shorter sequence.
+    """Pairs at or above an identity, over `MIN_ALIGNED` residues or a full shorter sequence.
 
     Args:
         targets: sequences by name; the same object for all against all.
         threads: of mmseqs; 0 is one per usable core.
 
     Returns:
-        The strongest first; none of a name with itself.
+        Pairs of different names, the highest identity first.
 
     Raises:
         InputError: mmseqs is not on the PATH, fails, or takes too long.
@@ -56,21 +57,21 @@ def similar_pairs(
     if not queries or not targets:
         return []
     with scratch_folder("evofeed-likeness-") as folder:
-        # Numbers for names: mmseqs reads names up to the first space, and some in its own way.
+        # Numbers for names: mmseqs cuts names at the first space, and rewrites some.
         first = _write(folder / "queries.fasta", queries)
         second = first if targets is queries else _write(folder / "targets.fasta", targets)
         options = ["--format-output", _COLUMNS, "--min-seq-id", str(identity), "-s", "7.5"]
-        # As many hits as there are: a family may have more than mmseqs' 300.
+        # All hits of a query: a family may have more than mmseqs' default of 300.
         options += ["--max-seqs", str(max(300, len(targets))), "-e", "10"]
         options += ["--threads", str(threads or len(os.sched_getaffinity(0)))]
-        _mmseqs(["easy-search", first, second, "found.m8", "tmp", *options], folder, deadline)
-        lines = (folder / "found.m8").read_text().splitlines()
+        _mmseqs(["easy-search", first, second, "hits.m8", "tmp", *options], folder, deadline)
+        lines = (folder / "hits.m8").read_text().splitlines()
     names, others = list(queries), list(targets)
     pairs = []
     for line in lines:
-        query, target, fident, length, *covered = line.split()
-        named = names[int(query)], others[int(target)]
-        pair = Pair(*named, float(fident), int(length), max(map(float, covered)))
+        query, target, fident, length, *coverages = line.split()
+        ids = names[int(query)], others[int(target)]
+        pair = Pair(*ids, float(fident), int(length), max(map(float, coverages)))
         if pair.query != pair.target and (pair.aligned >= MIN_ALIGNED or pair.coverage >= 0.8):
             pairs.append(pair)
     return sorted(pairs, key=lambda pair: (-pair.identity, -pair.aligned, pair.query, pair.target))
@@ -94,7 +95,7 @@ def _mmseqs(arguments: list[str], folder: Path, deadline: float) -> None:
         start_new_session=True,  # mmseqs is shell scripts that start mmseqs
     )
     try:
-        said, _ = process.communicate(timeout=deadline)
+        output, _ = process.communicate(timeout=deadline)
     except BaseException as error:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -102,12 +103,12 @@ def _mmseqs(arguments: list[str], folder: Path, deadline: float) -> None:
             raise InputError(f"mmseqs took longer than {deadline:g} s") from None
         raise
     if process.returncode:
-        tail = said.decode("utf-8", "replace").strip()[-_SAID:]
+        tail = output.decode("utf-8", "replace").strip()[-_MAX_OUTPUT:]
         raise InputError(f"mmseqs ended with {process.returncode}: {tail}")
 
 
 def connected(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """Names in groups, each sorted: those of a pair, or of a chain of pairs, are in one."""
+    """Connected components of the graph of pairs, each a sorted list of names."""
     parent = {name: name for name in names}
 
     def root(name: str) -> str:
@@ -115,8 +116,8 @@ def connected(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[li
             parent[name] = name = parent[parent[name]]
         return name
 
-    for one, other in pairs:
-        parent[root(one)] = root(other)
+    for a, b in pairs:
+        parent[root(a)] = root(b)
     groups: dict[str, list[str]] = {}
     for name in sorted(parent):
         groups.setdefault(root(name), []).append(name)
@@ -128,12 +129,12 @@ _MAX_BYTES: Final = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What two sets of chains have in common.
+    """Chains that two sets have in common.
 
     Attributes:
         shared: chains of the first set, each with a chain of the second that is the
             same or in the same cluster.
-        unclustered: chains of both sets that are in no cluster, so nothing is known.
+        unclustered: chains of both sets that are in no cluster: their similarity is unknown.
     """
 
     shared: tuple[tuple[str, str], ...]
@@ -144,15 +145,15 @@ class Overlap:
 
 
 class Clusters:
-    """Sequence clusters as files give them: a line each, or mmseqs' `_cluster.tsv`.
+    """Sequence clusters of a file with one cluster a line, or of mmseqs' `_cluster.tsv`.
 
-    Ids count whatever their case, and a window `1abc_A.v0` counts as its chain.
+    Ids are compared without case, and a window `1abc_A.v0` counts as its chain.
 
     Args:
-        closed: `path` is canonical, and refused if a link stands for a part of it now.
+        closed: `path` is canonical, and refused if a part of it is a link by now.
 
     Raises:
-        InputError: the file cannot be read, or is far larger than such files are.
+        InputError: the file cannot be read, or is too large for a file of clusters.
     """
 
     def __init__(self, path: str | Path, *, closed: bool = False) -> None:
@@ -181,24 +182,24 @@ class Clusters:
 def overlap(
     first: Iterable[str], second: Iterable[str], clusters: Clusters | None = None
 ) -> Overlap:
-    """Chains that keep two sets from being apart.
+    """Chains that two sets share.
 
     Args:
         clusters: at a sequence identity of your choice; without, only the same chain counts.
     """
     first, second = list(first), list(second)
-    theirs = {fold_id(chain_id): chain_id for chain_id in second}
+    by_id = {fold_id(chain_id): chain_id for chain_id in second}
     by_cluster: dict[int, str] = {}
     if clusters is not None:
         by_cluster = {number: name for name in second for number in clusters.of(name)}
     shared = []
     for chain_id in first:
-        found = theirs.get(fold_id(chain_id))
-        if found is None and clusters is not None:
+        match = by_id.get(fold_id(chain_id))
+        if match is None and clusters is not None:
             numbers = clusters.of(chain_id) & by_cluster.keys()
-            found = by_cluster[min(numbers)] if numbers else None
-        if found is not None:
-            shared.append((chain_id, found))
+            match = by_cluster[min(numbers)] if numbers else None
+        if match is not None:
+            shared.append((chain_id, match))
     unknown = [] if clusters is None else [c for c in [*first, *second] if not clusters.of(c)]
     return Overlap(tuple(shared), tuple(unknown))
 
@@ -206,16 +207,16 @@ def overlap(
 def parse_clusters(data: bytes, path: str) -> list[list[str]]:
     """The clusters of a file, each a list of ids without repeats.
 
-    Two kinds are known by their content. mmseqs writes `representative TAB member`, a line
+    The format is inferred from the content. mmseqs writes `representative TAB member`, a line
     a member, and each representative is a member of its own cluster. In all other files
     (OpenFold's, RCSB's) a line is a cluster, with spaces between its ids.
 
     Raises:
-        InputError: the file is no text.
+        InputError: the file is not text.
     """
     text = data.decode(errors="replace")
     if "\0" in text or "\ufffd" in text:
-        raise InputError("no text; a file of clusters has a line of ids for each", path=path)
+        raise InputError("not text; a file of clusters has a line of ids for each", path=path)
     lines = [line.split() for line in text.splitlines() if line.strip() and line[0] != "#"]
     pairs: dict[str, dict[str, None]] = {}
     for first, *rest in lines:
@@ -226,6 +227,6 @@ def parse_clusters(data: bytes, path: str) -> list[list[str]]:
 
 
 def fold_id(chain_id: str) -> str:
-    """An id by which chains are compared: whatever its case, a window `1abc_A.v0` as its chain."""
+    """The form of an id for comparisons: upper case, a window `1abc_A.v0` as its chain."""
     stem, dot, window = chain_id.rpartition(".v")
     return (stem if dot and window.isdigit() else chain_id).upper()

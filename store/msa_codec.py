@@ -1,4 +1,4 @@
-"""MSA rows in 5 bits a residue, in a shuffled order; and small integers.
+"""MSA rows in 5 bits a residue, and the shuffled order in which they are stored.
 
 Row layout (MSA5): a bit stream, least significant bit first. Code `j` of a row is
 bits `5j .. 5j+4`; the row is padded with zero bits to a multiple of 8 bytes.
@@ -22,33 +22,33 @@ def row_nbytes(num_res: int) -> int:
 
 
 _BLOCK_CELLS = 1 << 20
-"""Cells that are packed at a time: a cell takes 5 bytes while it is."""
+"""Cells that are packed at a time; a cell takes 5 bytes meanwhile."""
 _WEIGHTS = np.array([1, 2, 4, 8, 16], np.uint8)
 
 
 def pack_rows(codes: UInt8[np.ndarray, "R L"], order: Int[np.ndarray, " R"] | None = None) -> bytes:
-    """Rows of codes 0-31 in MSA5, in another order if one is given."""
+    """Rows of codes 0-31 in MSA5, reordered if `order` is given."""
     rows, num_res = codes.shape
     packed = np.zeros([rows, row_nbytes(num_res)], np.uint8)
-    for these in _blocks(rows, num_res):
-        block = codes[these if order is None else order[these]]
+    for block_rows in _blocks(rows, num_res):
+        block = codes[block_rows if order is None else order[block_rows]]
         bits = ((block[..., None] & _WEIGHTS) != 0).reshape(len(block), 5 * num_res)
-        packed[these, : -(-5 * num_res // 8)] = np.packbits(bits, axis=1, bitorder="little")
+        packed[block_rows, : -(-5 * num_res // 8)] = np.packbits(bits, axis=1, bitorder="little")
     return packed.tobytes()
 
 
 def unpack_rows(
     packed: UInt8[np.ndarray, "R B"], num_res: int, order: Int[np.ndarray, " N"] | None = None
 ) -> UInt8[np.ndarray, "_ L"]:
-    """The codes of packed rows; of some of them, in another order, if that is given.
+    """Codes of packed rows: all, or those of `order` in that order.
 
-    The plain reference of the device's decoders.
+    The numpy reference of the decoders on the device.
     """
     codes = np.empty([len(packed if order is None else order), num_res], np.uint8)
-    for these in _blocks(*codes.shape):
-        block = packed[these if order is None else order[these]]
+    for block_rows in _blocks(*codes.shape):
+        block = packed[block_rows if order is None else order[block_rows]]
         bits = np.unpackbits(block, axis=1, count=5 * num_res, bitorder="little")
-        codes[these] = bits.reshape(len(block), num_res, 5) @ _WEIGHTS
+        codes[block_rows] = bits.reshape(len(block), num_res, 5) @ _WEIGHTS
     return codes
 
 
@@ -84,7 +84,7 @@ def stored_order(chain_id: str, rows: int) -> Int[np.ndarray, " N"]:
 
 
 def row_starts(counts: np.ndarray) -> Int[np.ndarray, " R1"]:
-    """Where each row's run begins, and the end: `[0, cumsum(counts)]`."""
+    """Start of each row's run, and the end of the last: `[0, cumsum(counts)]`."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 

@@ -1,6 +1,6 @@
-"""The compiled loop that unpacks MSA5, ten times as fast as numpy does in `store/msa_codec.py`.
+"""The compiled loop that unpacks MSA5, ten times as fast as numpy in `store/msa_codec.py`.
 
-Functions opt out of type checking: the shape checks of the tests would wrap what numba must read.
+Functions opt out of type checking: numba cannot read a function that the tests' shape checks wrap.
 """
 
 # N rows, L residues
@@ -41,14 +41,14 @@ def unpack_rows(packed, out):
         for block in range(blocks):
             a, b, c = row[5 * block], row[5 * block + 1], row[5 * block + 2]
             d, e = row[5 * block + 3], row[5 * block + 4]
-            at = 8 * block
-            codes[at] = _spread(a)
-            codes[at + 1] = _spread((a >> np.uint64(40)) | (b << np.uint64(24)))
-            codes[at + 2] = _spread(b >> np.uint64(16))
-            codes[at + 3] = _spread((b >> np.uint64(56)) | (c << np.uint64(8)))
-            codes[at + 4] = _spread((c >> np.uint64(32)) | (d << np.uint64(32)))
-            codes[at + 5] = _spread(d >> np.uint64(8))
-            codes[at + 6] = _spread((d >> np.uint64(48)) | (e << np.uint64(16)))
-            codes[at + 7] = _spread(e >> np.uint64(24))
+            code = 8 * block
+            codes[code] = _spread(a)
+            codes[code + 1] = _spread((a >> np.uint64(40)) | (b << np.uint64(24)))
+            codes[code + 2] = _spread(b >> np.uint64(16))
+            codes[code + 3] = _spread((b >> np.uint64(56)) | (c << np.uint64(8)))
+            codes[code + 4] = _spread((c >> np.uint64(32)) | (d << np.uint64(32)))
+            codes[code + 5] = _spread(d >> np.uint64(8))
+            codes[code + 6] = _spread((d >> np.uint64(48)) | (e << np.uint64(16)))
+            codes[code + 7] = _spread(e >> np.uint64(24))
         for j in range(out.shape[1]):
             out[r, j] = letters[j]

@@ -14,7 +14,7 @@ def open_storage(uri: str | os.PathLike[str], *, token: str | None = None) -> St
     """The storage behind a URI: a path, `file://`, `s3://` or `http(s)://`.
 
     Args:
-        token: bearer token for a service; if None, what `EVOFEED_TOKEN` holds at each request.
+        token: bearer token for a service; if None, the value of `EVOFEED_TOKEN` at each request.
     """
     text = os.fspath(uri)
     if text.startswith(("http://", "https://")):

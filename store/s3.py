@@ -2,7 +2,7 @@
 
 Credentials, region and endpoint come from the usual AWS variables. Refs move by
 conditional PUT (`If-Match`, `If-None-Match`); `probe` checks once that the store
-really honours them, because some silently do not.
+honours these conditions, because some ignore them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from evofeed.base.errors import AccessDenied, ShardMissing, StoreError
 from evofeed.store.storage import Bytes, StoredObject
 
 _TIMEOUT: Final = "EVOFEED_S3_TIMEOUT"
-_client_of = 0
-"""The process whose threads obstore has."""
-_WHOLE: Final = 20  # times the timeout: an answer that comes slowly may take so long
+_client_pid = 0
+"""Id of the process in which obstore started its threads."""
 
 
-def silence() -> float:
-    """Seconds for which a bucket may say nothing, 30 or what `EVOFEED_S3_TIMEOUT` says.
+def timeout_seconds() -> float:
+    """Seconds without a byte after which a request fails: `EVOFEED_S3_TIMEOUT`, 30 if not set.
 
-    A request is tried again within twice that time, and ends with `StoreError`.
+    A request is retried within twice that time, and ends with `StoreError`.
     """
     text = os.environ.get(_TIMEOUT) or "30"
     with contextlib.suppress(ValueError):
@@ -63,16 +62,17 @@ class S3Storage:
         """obstore's client of this process.
 
         Raises:
-            StoreError: the process was forked from one with a client: it would wait for ever.
+            StoreError: the process was forked from one with a client: it would hang.
         """
-        global _client_of
+        global _client_pid
         with self._lock:
             if self._pid != os.getpid():
-                _client_of = _client_of or os.getpid()
-                if _client_of != os.getpid():
-                    what = "S3's client does not survive a fork: start processes by 'spawn'"
+                _client_pid = _client_pid or os.getpid()
+                if _client_pid != os.getpid():
                     raise StoreError(
-                        f"{what} (multiprocessing_context of a DataLoader)", path=self._uri
+                        "S3's client does not survive a fork: start processes by 'spawn' "
+                        "(multiprocessing_context of a DataLoader)",
+                        path=self._uri,
                     )
                 self._store, self._pid = self._connect(), os.getpid()
             return self._store
@@ -85,8 +85,9 @@ class S3Storage:
                 "s3:// needs obstore: pip install 'evofeed[s3]'", path=self._uri
             ) from None
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-        limit = datetime.timedelta(seconds=silence())
-        options: Any = {"connect_timeout": limit, "read_timeout": limit, "timeout": limit * _WHOLE}
+        limit = datetime.timedelta(seconds=timeout_seconds())
+        options: Any = {"connect_timeout": limit, "read_timeout": limit}
+        options["timeout"] = limit * 20  # a full answer may come slowly
         if endpoint.startswith("http://"):
             options["allow_http"] = True
         try:
@@ -96,7 +97,7 @@ class S3Storage:
                 client_options=options,
                 retry_config={"retry_timeout": limit * 2},
             )
-        except ValueError as error:  # an empty name between two slashes, for one
+        except ValueError as error:  # such as an empty name between two slashes
             reason = str(error).splitlines()[0]
             raise StoreError(f"no such address: {reason}", path=self._uri) from None
 
@@ -111,30 +112,30 @@ class S3Storage:
         try:
             yield
         except (FileNotFoundError, s3.NotFoundError) as error:
-            self._refuse_no_bucket(error)
+            self._check_bucket(error)
             raise ShardMissing("no such object", path=self._path(key)) from None
         except (s3.AlreadyExistsError, s3.PreconditionError):
             raise
         except (s3.BaseError, OSError) as error:
-            self._refuse_no_bucket(error)
-            first = str(error).strip().splitlines()[0]
-            if "169.254.169.254" in first:  # where a machine of AWS has its own credentials
-                first = (
+            self._check_bucket(error)
+            reason, waited = str(error).strip().splitlines()[0], time.monotonic() - began
+            if "169.254.169.254" in reason:  # address of the credentials of an AWS machine
+                reason = (
                     "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
                     "AWS_SKIP_SIGNATURE=true for a public bucket"
                 )
-            elif "error sending request" in first and time.monotonic() - began >= silence():
-                first = (
-                    f"no answer within {time.monotonic() - began:.0f} s: check AWS_ENDPOINT_URL "
-                    f"and the network, or raise {_TIMEOUT}"
+            elif "error sending request" in reason and waited >= timeout_seconds():
+                reason = (
+                    f"no answer within {waited:.0f} s: check AWS_ENDPOINT_URL and the network, "
+                    f"or raise {_TIMEOUT}"
                 )
             denied = isinstance(error, s3.PermissionDeniedError | s3.UnauthenticatedError)
-            if denied or "<Code>ExpiredToken</Code>" in first:  # AWS sends that one with a 400
-                first += ": renew the AWS_ variables or the rights of these credentials"
-                raise AccessDenied(f"S3: {first}", path=self._path(key)) from None
-            raise StoreError(f"S3: {first}", path=self._path(key)) from None
+            if denied or "<Code>ExpiredToken</Code>" in reason:  # AWS sends it with a 400
+                reason += ": renew the AWS_ variables or the rights of these credentials"
+                raise AccessDenied(f"S3: {reason}", path=self._path(key)) from None
+            raise StoreError(f"S3: {reason}", path=self._path(key)) from None
 
-    def _refuse_no_bucket(self, error: Exception) -> None:
+    def _check_bucket(self, error: Exception) -> None:
         if "<Code>NoSuchBucket</Code>" in str(error):
             raise StoreError(
                 f"no such bucket: create {self.bucket!r}, or check its name, AWS_REGION and "
@@ -150,8 +151,8 @@ class S3Storage:
     def stored(self, key: str) -> StoredObject:
         """Size and age of an object."""
         with self._errors(key):
-            found = self.store().head(key)
-        return StoredObject(key, int(found["size"]), found["last_modified"].timestamp())
+            attributes = self.store().head(key)
+        return StoredObject(key, int(attributes["size"]), attributes["last_modified"].timestamp())
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` by one ranged GET."""
@@ -167,12 +168,12 @@ class S3Storage:
         out[:] = data.cast("B")
 
     def put(self, key: str, data: Bytes) -> None:
-        """One PUT (multipart above 64 MiB): S3 shows an object whole or not at all."""
+        """One PUT (multipart above 64 MiB): readers see the full object or none."""
         with self._errors(key):
             self.store().put(key, data, use_multipart=len(data) > 64 << 20)
 
     def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
-        """Conditional PUT: on the old object's tag, or on absence.
+        """Conditional PUT: if the object's tag is the old one, or if there is no object.
 
         Raises:
             StoreError: the store does not honour conditions.
@@ -187,12 +188,12 @@ class S3Storage:
             mode: Any = "create"
             if old is not None:
                 try:
-                    found = self.store().get(key)
+                    current = self.store().get(key)
                 except (FileNotFoundError, s3.NotFoundError):
                     return False
-                if bytes(found.bytes()) != old:
+                if bytes(current.bytes()) != old:
                     return False
-                mode = {"e_tag": found.meta["e_tag"]}
+                mode = {"e_tag": current.meta["e_tag"]}
             try:
                 self.store().put(key, new, mode=mode, use_multipart=False)
             except (s3.AlreadyExistsError, s3.PreconditionError):
@@ -209,10 +210,10 @@ class S3Storage:
             return
         key = f"probe/{uuid.uuid4().hex}"
         try:
-            fine = self._conditional(key, None, b"a") and not self._conditional(key, None, b"b")
+            refused = self._conditional(key, None, b"a") and not self._conditional(key, None, b"b")
         finally:
             self.delete(key)
-        if not fine:
+        if not refused:
             raise StoreError(
                 "this store ignores If-None-Match, so refs could be lost: publish to a "
                 "folder, or through a store with conditional writes",
@@ -223,13 +224,13 @@ class S3Storage:
     def files(self, prefix: str) -> Iterator[StoredObject]:
         """Objects below a prefix, in key order."""
         with self._errors(prefix):
-            found = [item for page in self.store().list(prefix) for item in page]
-        for item in sorted(found, key=lambda item: str(item["path"])):
+            objects = [item for page in self.store().list(prefix) for item in page]
+        for item in sorted(objects, key=lambda item: str(item["path"])):
             modified = item["last_modified"].timestamp()
             yield StoredObject(str(item["path"]), int(item["size"]), modified)
 
     def delete(self, key: str) -> None:
-        """Remove an object; no error if it is gone."""
+        """Remove an object; no error if it does not exist."""
         with contextlib.suppress(ShardMissing), self._errors(key):
             self.store().delete(key)
 

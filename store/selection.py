@@ -20,7 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from evofeed.base.errors import DatasetMissing, TooSimilar
-from evofeed.store.assemblies import kept_assemblies
+from evofeed.store.assemblies import valid_assemblies
 from evofeed.store.dataset import Dataset
 from evofeed.store.history import Snapshot
 from evofeed.store.likeness import MIN_ALIGNED, Clusters, Pair, connected, overlap, similar_pairs
@@ -314,7 +314,7 @@ def _publish(
         groups = _groups(table["chain_id"].to_pylist(), clusters)
         sizes = {name: len(group) for group in groups for name in group}
         table = with_cluster_sizes(table, sizes)
-    complexes, _ = kept_assemblies(base, table)
+    complexes, _ = valid_assemblies(base, table)
     incomplete = {_entry_of(name) for name, reason in reasons.items() if reason}
     entries = base.entries.part({_entry_of(name) for name in reasons} - incomplete)
     left_out = [{"chain_id": name, "reason": why} for name, why in reasons.items() if why]

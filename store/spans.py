@@ -14,14 +14,14 @@ from evofeed.protein.chain_record import ChainRecord
 from evofeed.store.decode import ChainDecoder, Origin
 from evofeed.store.layout import CHAIN, COLUMNS, KINDS, PackedColumn, unpack_column
 from evofeed.store.shard import shard_key
-from evofeed.store.storage import Keeping, Storage
+from evofeed.store.storage import Storage, SupportsForget
 
 READS = 2
-"""Attempts at a chain whose bytes come out wrong, the second from the source itself."""
+"""Attempts at a chain whose bytes are wrong; the second bypasses local copies."""
 
 
 class RecordSpan(NamedTuple):
-    """Where a record is: everything a reader needs, so that it opens no table."""
+    """Position of a record: everything a reader needs, so that it opens no table."""
 
     kind: str
     record_id: str
@@ -33,7 +33,7 @@ class RecordSpan(NamedTuple):
 
 
 class SpanTable:
-    """The index as flat arrays: where each chain is, by row."""
+    """The index as flat arrays: position and sizes of each chain, by row."""
 
     def __init__(self, index: pa.Table) -> None:
         chunk = index["shard"].combine_chunks() if len(index) else None
@@ -57,15 +57,15 @@ class SpanTable:
             ChainMissing: no such chain in this snapshot (a KeyError, too).
         """
         if isinstance(chain, str):
-            at = bisect_left(self._ids, chain, key=lambda value: value.as_py())
-            if at == len(self) or self.chain_id(at) != chain:
-                near = self.chain_id(at) if at < len(self) else ""
-                meant = f", did you mean {near!r}?" if chain and near.startswith(chain) else ";"
+            row = bisect_left(self._ids, chain, key=lambda value: value.as_py())
+            if row == len(self) or self.chain_id(row) != chain:
+                near = self.chain_id(row) if row < len(self) else ""
+                hint = f", did you mean {near!r}?" if chain and near.startswith(chain) else ";"
                 raise ChainMissing(
-                    f"no chain {chain!r} in this snapshot{meant} "
+                    f"no chain {chain!r} in this snapshot{hint} "
                     "`evofeed snapshots chains` lists them"
                 )
-            return at
+            return row
         if not -len(self) <= chain < len(self):
             raise ChainMissing(f"no row {chain}: the snapshot has {len(self)} chains")
         return int(chain) % len(self)
@@ -79,7 +79,7 @@ class SpanTable:
         return str(self._shards[self.shard[row]])
 
     def span(self, row: int) -> RecordSpan:
-        """Where the chain of a row is."""
+        """Span of the chain in a row."""
         return RecordSpan(
             CHAIN,
             self.chain_id(row),
@@ -92,7 +92,7 @@ class SpanTable:
 
 
 class Spans(SpanTable):
-    """The same, and the storage behind it."""
+    """A span table and its storage: reads chains by row."""
 
     def __init__(self, storage: Storage, index: pa.Table) -> None:
         super().__init__(index)
@@ -103,26 +103,26 @@ class Spans(SpanTable):
         return read_bytes(self.storage, self.span(row))
 
     def decoder(self, row: int) -> ChainDecoder:
-        """Decoder of a chain, read whole; the sizes it finds must be those of the index."""
-        span = self.span(row)
+        """Decoder of a chain, read in full, whose sizes match the index."""
+        span, dims = self.span(row), self.dims[row].tolist()
         origin = origin_of(self.storage, span)
         decoder = ChainDecoder(_columns(span, self.read_span(row), origin), origin)
-        if [decoder.dims[name] for name in "LNKT"] != self.dims[row].tolist():
-            raise origin.corrupt(f"it has {decoder.dims}, the index says {self.dims[row].tolist()}")
+        if [decoder.dims[name] for name in "LNKT"] != dims:
+            raise origin.corrupt(f"it has {decoder.dims}, the index says {dims}")
         return decoder
 
     def record(self, row: int) -> ChainRecord:
-        """The chain of a row, whole (raises as `read_span` and `ChainDecoder`)."""
+        """The full chain of a row (raises as `read_span` and `ChainDecoder`)."""
         return self.decoder(row).record()
 
 
 def origin_of(storage: Storage, span: RecordSpan) -> Origin:
-    """Names of record and shard, for errors."""
+    """Record and shard of a span, for error messages."""
     return Origin(span.record_id, f"{storage.uri}/{span.key}")
 
 
 def read_chain(storage: Storage, span: RecordSpan) -> ChainRecord:
-    """A chain, whole (raises as `read_bytes` and `ChainDecoder`)."""
+    """A full chain (raises as `read_bytes` and `ChainDecoder`)."""
     return ChainDecoder(read_record(storage, span), origin_of(storage, span)).record()
 
 
@@ -140,11 +140,11 @@ def _columns(span: RecordSpan, data: np.ndarray, origin: Origin) -> dict[str, Pa
 
 
 def read_bytes(storage: Storage, span: RecordSpan) -> np.ndarray:
-    """All bytes of a record, u8, by one ranged read, a second one if they come out wrong.
+    """All bytes of a record, u8, by one ranged read, and a second one if they are wrong.
 
     Raises:
-        ShardCorrupt: they are not those of the table; names shard and record.
-        ShardMissing: the shard is not there.
+        ShardCorrupt: the checksum is not that of the table; names shard and record.
+        ShardMissing: the shard does not exist.
     """
     out, origin = np.empty(span.nbytes, np.uint8), origin_of(storage, span)
     short: ShardCorrupt | None = None
@@ -155,7 +155,7 @@ def read_bytes(storage: Storage, span: RecordSpan) -> np.ndarray:
                 return out
         except ShardCorrupt as error:
             short = error
-        if isinstance(storage, Keeping):  # a flip or a cut on the way or in a cache heals itself
+        if isinstance(storage, SupportsForget):  # a damaged copy is fetched again
             storage.forget(span.key)
     raise short or origin.corrupt("checksum does not match: fetch the shard again")
 

@@ -1,4 +1,4 @@
-"""Exact statistics of an index: of what kind its columns are, what is known, how it is spread."""
+"""Exact statistics of the columns of an index: kinds, known values, extremes and histograms."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _UNKNOWN: Final[dict[str, Any]] = {"resolution": 0.0, "cluster_size": -1}
-_PHYSICAL: Final = ("shard", "offset", "nbytes", "raw_nbytes", "checksum")  # where bytes lie
+_PHYSICAL: Final = ("shard", "offset", "nbytes", "raw_nbytes", "checksum")  # positions of bytes
 _BINS: Final = 24
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MAX_GROUPS: Final = 50
 
 
 def column_statistics(index: pa.Table) -> dict[str, dict[str, Any]]:
-    """What each column holds: counts, extremes, quantiles and a histogram, over every chain."""
+    """Counts, extremes, quantiles and a histogram of each column, over all chains."""
     kinds = column_kinds(index.schema)
     return {
         name: _describe(known_values(index[name], name, kind), kind, index.num_rows)
@@ -45,12 +45,12 @@ def _numeric(values: np.ndarray, kind: str) -> dict[str, Any]:
     plain = int if kind == "integer" else lambda value: float(f"{value:.6g}")
     edges = _edges(values, kind)
     counts, _ = np.histogram(values, np.asarray(edges, np.float64))
-    at = np.quantile(values, _QUANTILES, method="inverted_cdf")
+    quantiles = np.quantile(values, _QUANTILES, method="inverted_cdf")
     return {
         "min": plain(values.min()),
         "max": plain(values.max()),
         "mean": float(f"{values.mean(dtype=np.float64):.6g}"),
-        "quantiles": {str(q): plain(v) for q, v in zip(_QUANTILES, at, strict=True)},
+        "quantiles": {str(q): plain(v) for q, v in zip(_QUANTILES, quantiles, strict=True)},
         "edges": edges,
         "counts": counts.tolist(),
     }
@@ -70,7 +70,7 @@ def _edges(values: np.ndarray, kind: str) -> list[int] | list[float]:
 
 
 def _years(texts: Any) -> dict[str, int]:
-    """Chains of each year from the first to the last, the empty ones too."""
+    """Number of chains in each year from the first to the last, years without any included."""
     counts = _counted(pc.utf8_slice_codeunits(texts, 0, 4))
     first, last = min(counts), max(counts)
     if not (first.isdecimal() and last.isdecimal()):
@@ -88,7 +88,7 @@ def _counted(values: Any) -> dict[str, int]:
 
 
 def column_kinds(schema: pa.Schema) -> dict[str, str]:
-    """Columns that say what a chain is: each `integer`, `number`, `boolean`, `text` or `date`."""
+    """Columns that describe a chain: each `integer`, `number`, `boolean`, `text` or `date`."""
     kinds = {field.name: _kind(field) for field in schema if field.name not in _PHYSICAL}
     return {name: kind for name, kind in kinds.items() if kind}
 
@@ -100,7 +100,7 @@ def known_values(column: pa.ChunkedArray, name: str, kind: str) -> pa.ChunkedArr
 
 
 def plain_values(values: Any) -> Any:
-    """A column as values, where the index keeps codes of a dictionary."""
+    """A column's values, also if the index has it as a dictionary."""
     kind = values.type
     return pc.cast(values, kind.value_type) if pa.types.is_dictionary(kind) else values
 
@@ -121,14 +121,14 @@ def _kind(field: pa.Field) -> str:
 
 
 def is_known(values: Any, column: str, kind: str) -> Any:
-    """A boolean for each value of a column: resolution 0, size -1 and empty text are unknown."""
-    known = []
+    """True for each known value of a column: resolution 0, size -1 and empty text are unknown."""
+    masks = []
     if column in _UNKNOWN:
-        known.append(pc.not_equal(values, _UNKNOWN[column]))
+        masks.append(pc.not_equal(values, _UNKNOWN[column]))
     elif kind == "text" or (kind == "date" and not pa.types.is_date(values.type)):
-        known.append(pc.not_equal(values, ""))
+        masks.append(pc.not_equal(values, ""))
     if kind == "number":
-        known.append(pc.invert(pc.is_nan(values)))
-    if not known or values.null_count:
-        known = [pc.is_valid(values), *(pc.fill_null(mask, False) for mask in known)]
-    return functools.reduce(pc.and_, known)
+        masks.append(pc.invert(pc.is_nan(values)))
+    if not masks or values.null_count:
+        masks = [pc.is_valid(values), *(pc.fill_null(mask, False) for mask in masks)]
+    return functools.reduce(pc.and_, masks)

@@ -1,4 +1,4 @@
-"""Storage of a dataset's files: one small interface, and the local folder.
+"""Storage of a dataset's files: the interface, and the local folder.
 
 Keys are relative, '/'-separated: `refs/main`, `snapshots/<digest>/manifest.json`,
 `snapshots/<digest>/index.arrow`, `shards/<sha256>.arrow`, `parts/<sha256>.arrow`.
@@ -28,7 +28,7 @@ from evofeed.base.within import is_limited, open_within
 
 Bytes = bytes | bytearray | memoryview
 MAX_OPEN = 256
-"""Shard files held open at once by one storage."""
+"""Shard files that one storage has open at once."""
 
 
 class ReadOnlyStorage(StoreError):
@@ -37,7 +37,7 @@ class ReadOnlyStorage(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """A file of a dataset: key, size and age."""
+    """A file of a dataset: key, size and time of its last change."""
 
     key: str
     nbytes: int
@@ -47,14 +47,14 @@ class StoredObject:
 
 @runtime_checkable
 class Storage(Protocol):
-    """What a dataset needs of the place it is in."""
+    """Interface to a folder, a bucket or a service that holds a dataset."""
 
     @property
     def uri(self) -> str:
         """The dataset's address, as given."""
 
     def read(self, key: str) -> bytes:
-        """All bytes of a file; `ShardMissing` if it is not there."""
+        """All bytes of a file; `ShardMissing` if it does not exist."""
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset`; `ShardMissing`, or `StoreError` if it cannot be filled."""
@@ -63,28 +63,28 @@ class Storage(Protocol):
         """Create or replace a file so that no reader ever sees half of it."""
 
     def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
-        """Put `new` if the file still holds `old` (None: is absent); False if it does not."""
+        """Put `new` if the file's bytes are `old` (None: it does not exist); False if not."""
 
     def files(self, prefix: str) -> Iterator[StoredObject]:
         """Files whose key begins with `prefix`, temporary ones included, in key order."""
 
     def delete(self, key: str) -> None:
-        """Remove a file; no error if it is gone."""
+        """Remove a file; no error if it does not exist."""
 
     def close(self) -> None:
-        """Let go of open files and connections; later calls open them again."""
+        """Close files and connections; later calls open them again."""
 
 
 @runtime_checkable
-class Keeping(Protocol):
-    """A storage that keeps copies or open files of what it has read."""
+class SupportsForget(Protocol):
+    """A storage that has local copies or open files of shards."""
 
     def forget(self, key: str) -> None:
-        """What was read was wrong: read it again next time, from where it really is."""
+        """Drop a copy whose bytes were wrong: the next read is of the original."""
 
 
 class _Descriptor:
-    """An open shard file; closed when its last reader lets go of it."""
+    """An open shard file; closed when the last reference to it goes."""
 
     def __init__(self, path: Path, root: str | None) -> None:
         try:
@@ -99,16 +99,16 @@ class _Descriptor:
 
 
 class LocalStorage:
-    """A folder. Writes go aside, are synced, and are renamed into place.
+    """A folder. Files are written under a temporary name, synced, and renamed.
 
     Args:
-        closed: links that lead out of it are refused, wherever they come to stand, the folder's
-            own name included; `root` is canonical. Always so within `base.within.limited_to`.
+        closed: links that lead out of the folder are refused, also one in place of the folder
+            itself; `root` is canonical. Always so within `base.within.limited_to`.
     """
 
     def __init__(self, root: Path | str, *, closed: bool = False) -> None:
         self._uri = str(root)
-        self.root = Path(root).absolute()  # the same one wherever a script goes later
+        self.root = Path(root).absolute()  # a script may change its working directory later
         self._inside = str(self.root) if closed or is_limited() else None
         self._open: dict[str, _Descriptor] = {}
         self._lock = threading.Lock()
@@ -119,7 +119,7 @@ class LocalStorage:
         return self._uri
 
     def path(self, key: str) -> Path:
-        """Where a key is. Keys are ours and already checked, never a user's raw text."""
+        """Path of a key. Keys are made of checked names, never of a user's raw text."""
         return self.root / key
 
     def read(self, key: str) -> bytes:
@@ -127,10 +127,10 @@ class LocalStorage:
         return read_file(self.path(key), self._inside)
 
     def map(self, key: str) -> mmap.mmap:
-        """A file's bytes, mapped: shared by all processes of a host.
+        """A file's bytes, memory-mapped: shared by all processes of a host.
 
         Raises:
-            ShardMissing, StoreError: as `read`; it is empty.
+            ShardMissing, StoreError: as `read`; the file is empty.
         """
         descriptor = self._descriptor(key)
         try:
@@ -147,7 +147,7 @@ class LocalStorage:
             try:
                 got = os.preadv(descriptor.number, [out[done:]], offset + done)
             except OSError as error:
-                self.forget(key)  # on a network's file system it may be another file by now
+                self.forget(key)  # on a network file system the path may be another file by now
                 why = f"cannot read: {error.strerror}"
                 raise StoreError(why, path=str(self.path(key))) from None
             if not got:
@@ -158,47 +158,45 @@ class LocalStorage:
             done += got
 
     def forget(self, key: str) -> None:
-        """Open the file again next time: it may have been replaced by a sound one."""
+        """Open the file again next time: an undamaged one may have replaced it."""
         with self._lock:
             self._open.pop(key, None)
 
     def _descriptor(self, key: str) -> _Descriptor:
-        found = self._open.get(key)
-        if found is None:
-            found = _Descriptor(self.path(key), self._inside)
+        descriptor = self._open.get(key)
+        if descriptor is None:
+            descriptor = _Descriptor(self.path(key), self._inside)
             with self._lock:
                 while len(self._open) >= MAX_OPEN:
                     self._open.pop(next(iter(self._open)))
-                self._open[key] = found
-        return found
+                self._open[key] = descriptor
+        return descriptor
 
     def put(self, key: str, data: Bytes) -> None:
-        """Write aside, sync, rename, sync the folder."""
+        """Write a temporary file, sync, rename, sync the folder."""
         try:
             with self._folder_of(key) as folder:
                 target = folder / key.rpartition("/")[2]
-                aside = folder / f".tmp-{os.getpid()}-{uuid.uuid4().hex}"
+                temporary = folder / f".tmp-{os.getpid()}-{uuid.uuid4().hex}"
                 try:
-                    with aside.open("xb", buffering=0) as file:
+                    with temporary.open("xb", buffering=0) as file:
                         _write(file, data)
                         os.fsync(file.fileno())
-                    aside.replace(target)
+                    temporary.replace(target)
                 finally:
-                    aside.unlink(missing_ok=True)
+                    temporary.unlink(missing_ok=True)
                 _sync_folder(folder)
         except OSError as error:
             raise _write_error(error, self.path(key), len(data)) from error
 
-    @contextlib.contextmanager
-    def _folder_of(self, key: str) -> Iterator[Path]:
-        """The folder a key is in, made if it is missing; by its handle if we are closed."""
+    def _folder_of(self, key: str) -> contextlib.AbstractContextManager[Path]:
+        """The folder of a key, made if missing; by its descriptor if the storage is closed."""
         folder = self.path(key).parent
         folder.mkdir(parents=True, exist_ok=True)
-        with _within(folder, self._inside) as place:
-            yield place
+        return _within(folder, self._inside)
 
     def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
-        """Compare and replace under a file lock: atomic wherever `flock` is (NFS: version 4)."""
+        """Compare and replace under a file lock: atomic where `flock` works (NFS: version 4)."""
         with self._folder_of(key) as folder, _lock_file(folder) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
@@ -215,16 +213,16 @@ class LocalStorage:
         folder = self.root / prefix
         if not folder.is_dir():
             return
-        with _within(folder, self._inside) as inside:
-            for path in sorted(inside.rglob("*")):
+        with _within(folder, self._inside) as opened:
+            for path in sorted(opened.rglob("*")):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     if path.is_file():
-                        found = path.stat()
-                        key = f"{prefix.rstrip('/')}/{path.relative_to(inside).as_posix()}"
-                        yield StoredObject(key.lstrip("/"), found.st_size, found.st_mtime)
+                        status = path.stat()
+                        key = f"{prefix.rstrip('/')}/{path.relative_to(opened).as_posix()}"
+                        yield StoredObject(key.lstrip("/"), status.st_size, status.st_mtime)
 
     def delete(self, key: str) -> None:
-        """Remove a file and, if that leaves it empty, its folder."""
+        """Remove a file, and its folder if that is empty then."""
         path = self.path(key)
         with contextlib.suppress(FileNotFoundError), _within(path.parent, self._inside) as folder:
             (folder / path.name).unlink()
@@ -233,28 +231,28 @@ class LocalStorage:
                 path.parent.rmdir()
 
     def close(self) -> None:
-        """Close the shard files, once nobody reads from them."""
+        """Close the shard files, each once no thread reads from it."""
         with self._lock:
             self._open.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Descriptors stay where they were opened.
+        # Descriptors are not valid in another process.
         return partial(LocalStorage, closed=self._inside is not None), (str(self.root),)
 
 
 def open_regular(path: Path, inside: str | None = None) -> int:
-    """A descriptor for reading a file; one that only looks like a file never holds us up.
+    """A descriptor for reading a regular file; never blocks on a pipe or a device.
 
     Args:
-        inside: the folder it must be in, wherever links lead; None for anywhere.
+        inside: the folder it must be in after links are followed; None for anywhere.
 
     Raises:
-        OSError: it cannot be opened, or is a pipe, a device or a folder, or outside.
+        OSError: it cannot be opened, is a pipe, a device or a folder, or is outside.
     """
     if inside is not None:
         number = open_within(path, [[inside]])
     else:
-        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -263,7 +261,7 @@ def open_regular(path: Path, inside: str | None = None) -> int:
 
 @contextlib.contextmanager
 def _within(folder: Path, inside: str | None) -> Iterator[Path]:
-    """A folder by another name that nobody can bend, if it must be inside of one."""
+    """A folder's path; if it must be in `inside`, through a descriptor that no link redirects."""
     if inside is None:
         yield folder
         return
@@ -285,7 +283,7 @@ def _lock_file(folder: Path) -> IO[bytes]:
 
 
 def read_file(path: Path, inside: str | None = None) -> bytes:
-    """All bytes of a local file, as `open_regular`; `ShardMissing` if it is not there."""
+    """All bytes of a local file, opened as `open_regular`; `ShardMissing` if it does not exist."""
     descriptor = _Descriptor(path, inside)
     try:
         with FileIO(descriptor.number, closefd=False) as file:
@@ -295,7 +293,7 @@ def read_file(path: Path, inside: str | None = None) -> bytes:
 
 
 def _write(file: FileIO, data: Bytes) -> None:
-    """All of `data`: the kernel may take less than it was given."""
+    """Writes all of `data`: one call of `write` may write less."""
     view = memoryview(data).cast("B")
     while view:
         view = view[file.write(view) :]
@@ -320,5 +318,5 @@ def _write_error(error: OSError, path: Path, nbytes: int) -> StoreError:
 
 
 def now() -> str:
-    """This moment in UTC, ISO 8601."""
+    """The current time in UTC, ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

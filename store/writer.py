@@ -1,4 +1,4 @@
-"""Building a snapshot: shards in, one atomic commit out."""
+"""Writing a snapshot: shards, and one atomic commit of them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MoveRef = Callable[[Storage, str, str, str | None], object]
 """Moves a ref to a digest if it is at the expected one, as `evofeed.store.refs.move_ref` does."""
 
 SHARD_NBYTES = 256 << 20
-"""Where `DatasetWriter.add` starts a new shard: about 600 chains, one S3 upload."""
+"""Size at which `DatasetWriter.add` starts a new shard: about 600 chains, one S3 upload."""
 
 
 class ShardFiller:
-    """Columns of chains in, a shard out whenever enough have come together."""
+    """Collects encoded chains and writes a shard whenever they reach `shard_nbytes`."""
 
     def __init__(self, storage: Storage, shard_nbytes: int) -> None:
         self.storage, self.shard_nbytes = storage, shard_nbytes
@@ -49,7 +49,7 @@ class ShardFiller:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is pending as a shard."""
+        """Write the pending chains as a shard."""
         if self.pending:
             entry = store_shard(self.storage, shard_bytes(self.pending))
             self.entries[entry.name] = entry
@@ -59,10 +59,9 @@ class ShardFiller:
 class DatasetWriter(ShardFiller):
     """Collects shards and publishes them as one snapshot.
 
-    Records given to `add` are encoded at once and written when a shard is full;
-    shards written elsewhere come in by `add_shard`. Nothing is visible to any
-    reader before `commit`. `zstd` makes shards about half as large for cold storage, and several
-    times as dear to read.
+    Records of `add` are encoded at once and written when a shard is full; `add_shard` takes
+    shards written elsewhere. Readers see nothing before `commit`. `zstd` makes shards about half
+    as large for cold storage, and several times as slow to read.
     """
 
     def __init__(self, uri: str, *, shard_nbytes: int = SHARD_NBYTES, zstd: bool = False) -> None:
@@ -70,13 +69,13 @@ class DatasetWriter(ShardFiller):
         self.zstd = zstd
 
     def add(self, record: ChainRecord) -> None:
-        """Add one chain; writes a shard whenever enough have come together."""
+        """Add one chain; writes a shard when one is full."""
         if check_name(record.chain_id, "chain id") in self.pending:
             raise ValueError(f"chain {record.chain_id} was added before")
         self.put(record.chain_id, encode_record(record, zstd=self.zstd))
 
     def add_shard(self, entry: ShardEntry) -> None:
-        """Add a shard that `write_shard` made; adding it twice is adding it once."""
+        """Add a shard of `write_shard`; adding it again changes nothing."""
         self.entries[entry.name] = entry
 
     def commit(
@@ -91,23 +90,22 @@ class DatasetWriter(ShardFiller):
     ) -> Snapshot:
         """Publish everything added as a new snapshot and move `ref` to it.
 
-        Complexes of the parent stay where their chains are still there; the others are listed in
-        `config["assemblies"]["dropped"]`. Its entries stay.
+        Complexes of the parent stay if their chains are in the new snapshot; the others are listed
+        in `config["assemblies"]["dropped"]`. Its entries stay. The same chains, made the same way,
+        give the snapshot that exists already.
 
         Args:
             expect: digest the ref must have now, which becomes the parent; None if
                 it must not exist. Committing the same again succeeds.
-            config: how the chains were made, kept in the manifest.
+            config: how the chains were made, stored in the manifest.
             dropped: inputs that gave no chain, each `{"chain_id", "reason", ...}`.
             cluster_sizes: size of each chain's sequence cluster, for sampling.
-            move: moves the ref, for whoever has more to say on that than the store.
-
-        The same chains once more, made the same way, are the snapshot that is there.
+            move: moves the ref, in place of the store's own `move_ref`.
 
         Raises:
             RefConflict: the ref moved meanwhile; nothing was published.
-            ShardCorrupt: the parent is damaged; where it is what is published here, made of a
-                snapshot that is there or of none, it is written again instead.
+            ShardCorrupt: the parent is damaged, unless it is the snapshot of this commit, whose own
+                parent exists or which has none: that one is written again.
             ValueError: a chain is in two shards.
         """
         self.flush()
@@ -120,7 +118,7 @@ class DatasetWriter(ShardFiller):
             base = parent_of(self.storage, expect)
         except ShardCorrupt as error:
             base, damage = None, error
-        complexes = _kept_assemblies(base, table, settings)
+        complexes = _valid_assemblies(base, table, settings)
         if base is not None and base.manifest.entries:
             settings["entries"] = base.manifest.config.get("entries", {})
         snapshot = write_snapshot(
@@ -139,46 +137,46 @@ class DatasetWriter(ShardFiller):
 
 
 def parent_of(storage: Storage, digest: str | None) -> Dataset | None:
-    """The snapshot that the next one is made from; None if it is the first."""
+    """The snapshot of a digest, which is the parent of the next; None for the first snapshot."""
     from evofeed.store.dataset import Dataset
 
     try:
         return Dataset.of(storage, digest) if digest else None
-    except DatasetMissing:  # moving the ref will say so
+    except DatasetMissing:  # moving the ref raises the error
         return None
 
 
 def _part_of(base: Dataset | None, kind: str) -> Part:
-    """The complexes, or entries, of a snapshot as they are."""
-    if base is None or (about := getattr(base.manifest, kind)) is None:
+    """The complexes, or entries, of a snapshot, unchanged."""
+    if base is None or (described := getattr(base.manifest, kind)) is None:
         return NO_PART
     rows = base.assemblies.member_index if kind == "assemblies" else base.entries.records
     names = set(rows["shard"].unique().to_pylist())
     return Part(
-        {name: base.snapshot_file(name)[0] for name in about["files"]},
-        int(about["num"]),
+        {name: base.snapshot_file(name)[0] for name in described["files"]},
+        int(described["num"]),
         tuple(entry for entry in base.manifest.shards if entry.name in names),
     )
 
 
-def _kept_assemblies(base: Dataset | None, table: pa.Table, settings: dict[str, Any]) -> Part:
-    """The parent's complexes, where it has any; tells `settings` which of them are not kept."""
-    from evofeed.store.assemblies import kept_assemblies
+def _valid_assemblies(base: Dataset | None, table: pa.Table, settings: dict[str, Any]) -> Part:
+    """The parent's complexes that are still valid; adds the others to `settings`."""
+    from evofeed.store.assemblies import valid_assemblies
 
     if base is None or not base.manifest.assemblies:
         return NO_PART
-    kept, dropped = kept_assemblies(base, table)
+    part, dropped = valid_assemblies(base, table)
     before = base.manifest.config.get("assemblies", {}).get("dropped", [])
-    if every := sorted([*before, *dropped], key=canonical_json):
-        settings["assemblies"] = {"dropped": every}
-    return kept
+    if all_dropped := sorted([*before, *dropped], key=canonical_json):
+        settings["assemblies"] = {"dropped": all_dropped}
+    return part
 
 
 def with_cluster_sizes(table: pa.Table, sizes: Mapping[str, int]) -> pa.Table:
     """The index with `cluster_size` filled in; -1 for chains without one."""
     values = [int(sizes.get(chain_id, -1)) for chain_id in table["chain_id"].to_pylist()]
-    where = table.schema.get_field_index("cluster_size")
-    return table.set_column(where, table.schema.field(where), pa.array(values, pa.int32()))
+    column = table.schema.get_field_index("cluster_size")
+    return table.set_column(column, table.schema.field(column), pa.array(values, pa.int32()))
 
 
 def write_snapshot(
@@ -197,13 +195,12 @@ def write_snapshot(
     """Store index and manifest of a snapshot; no ref moves.
 
     Args:
-        shards: what its chains may lie in; those that the index names are kept.
-        base: the snapshot it is made from, whose settings, dropped inputs, complexes and entries
-            it has where others are not given.
-        parent: digest of `base`, if that is not there any more.
+        shards: shards of its chains; those that the index does not name are left out.
+        base: its parent; gives the config, dropped inputs, complexes and entries that are None.
+        parent: digest of `base`, if that cannot be read.
         config, dropped: as in `Manifest`.
         assemblies, entries: its complexes and entries.
-        damage: of `parent`, raised unless that is this snapshot.
+        damage: error of reading `parent`, raised unless that is this snapshot.
     """
     assemblies = _part_of(base, "assemblies") if assemblies is None else assemblies
     entries = _part_of(base, "entries") if entries is None else entries
@@ -227,13 +224,14 @@ def write_snapshot(
     if base is not None and replace(manifest, parent=base.manifest.parent).digest == base.digest:
         return Snapshot(base.digest, base.manifest)
     if damage is not None:
-        there = {item.key.split("/")[1] for item in storage.files("snapshots/")}
-        again = [replace(manifest, parent=one) for one in (None, *there)]
-        if not (again := [one for one in again if one.digest == parent]):
+        digests = {item.key.split("/")[1] for item in storage.files("snapshots/")}
+        candidates = (replace(manifest, parent=digest) for digest in (None, *digests))
+        same = next((m for m in candidates if m.digest == parent), None)
+        if same is None:
             raise damage
-        manifest = again[0]
+        manifest = same
     folder = f"snapshots/{manifest.digest}"
-    if _is_there(storage, folder, manifest):  # written again, its files would look newer
+    if _is_stored(storage, folder, manifest):  # written again, its files would look newer
         return Snapshot(manifest.digest, manifest)
     for name, data in (*assemblies.files.items(), *entries.files.items()):
         storage.put(f"{folder}/{name}", data)
@@ -242,8 +240,8 @@ def write_snapshot(
     return Snapshot(manifest.digest, manifest)
 
 
-def _is_there(storage: Storage, folder: str, manifest: Manifest) -> bool:
-    """True if the snapshot was written before: its manifest came last."""
+def _is_stored(storage: Storage, folder: str, manifest: Manifest) -> bool:
+    """True if all files of the snapshot are stored, undamaged."""
     try:
         index = storage.read(f"{folder}/index.arrow")
         more = {name: storage.read(f"{folder}/{name}") for name in manifest.more_files}

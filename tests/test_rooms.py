@@ -58,7 +58,7 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 BUDGET = {
     "src": 4_443,
     "featurize": 19_843,
-    "store": 7_311,
+    "store": 7_306,
     "loader": 12_090,
     "service": 8_234,
     "trainer": 12_035,

@@ -159,7 +159,7 @@ def read_all(arguments):
     dataset = cached(remote, tmp_path, max_nbytes)
     for seed in order:
         assert_same(dataset[f"chain{seed}_A"], record(seed))
-    with dataset.storage._changing():  # a sum while others fill and evict would count both
+    with dataset.storage._exclusive():  # a sum while others fill and evict would count both
         total = sum(path.stat().st_size for path in dataset.storage._folder.glob("[!.]*"))
     return total, dataset.storage.stats["fills"]
 

@@ -119,7 +119,7 @@ def test_a_code_that_names_no_text_is_refused():
     assert last == 0
     for wrong in (2, 255):  # one past the last, and any
         bad = dataclasses.replace(column, payload=memoryview(bytes([*rest, wrong])))
-        with pytest.raises(ValueError, match="names no text"):
+        with pytest.raises(ValueError, match="not that of a text"):
             unpack_strings(bad, 3)
 
 

@@ -81,7 +81,7 @@ def test_shards_are_not_collected_while_a_job_runs(tmp_path):
     with leases.hold(storage, "job", "7"):
         report = gc(uri, dry_run=False)
         assert report.removed == () and len(report.held) == 2
-        assert not leases.living(storage, "gc")
+        assert not leases.current(storage, "gc")
     gc(uri, dry_run=False)
     assert gc(uri).removed == () and Dataset.open(uri).verify(deep=True) == []
 
@@ -96,7 +96,7 @@ def test_a_lease_ends_when_its_holder_is_dead_for_long(tmp_path, monkeypatch):
     age(tmp_path, 8 * 24 * 3600)
     assert len(gc(uri).held) == 2
     monkeypatch.setattr(time, "time", lambda clock=time.time: clock() + 2 * leases.SECONDS)
-    assert leases.living(storage, "job") == {}
+    assert leases.current(storage, "job") == {}
     assert len(gc(uri, dry_run=False).removed) == 4  # shard, part and two leases
     assert not list(tmp_path.glob("leases/*"))
 
@@ -106,10 +106,10 @@ def test_a_job_waits_for_a_collection_and_a_lease_is_prolonged(tmp_path, monkeyp
     with leases.hold(storage, "gc", "one") as lease:
         (until,) = leases.wait_for_none(storage, "gc", 0.0).values()
         lease.renew()
-        assert leases.living(storage, "gc") == {"one": until}
+        assert leases.current(storage, "gc") == {"one": until}
         monkeypatch.setattr(time, "time", lambda clock=time.time: clock() + leases.SECONDS / 2)
         lease.renew()
-        assert leases.living(storage, "gc")["one"] > until
+        assert leases.current(storage, "gc")["one"] > until
     assert leases.wait_for_none(storage, "gc", 0.0) == {}
 
 

@@ -194,7 +194,7 @@ def test_no_dataset_is_missing(uri):
 
 def test_a_forked_process_is_told_why_it_has_no_client(monkeypatch):
     """It waited for ever."""
-    monkeypatch.setattr("evofeed.store.s3._client_of", os.getppid())
+    monkeypatch.setattr("evofeed.store.s3._client_pid", os.getppid())
     with pytest.raises(StoreError, match="does not survive a fork: start processes by 'spawn'"):
         open_storage("s3://bucket/x").read("refs/main")
 
