@@ -1,4 +1,4 @@
-"""Simulated protein families as raw files: what the demo and the tests feed on."""
+"""Simulated protein families as raw files, for the demo and the tests."""
 
 from typing import TYPE_CHECKING
 

@@ -40,7 +40,7 @@ def synth(
     from evofeed.synth.write import write_synthetic
 
     if stoichiometry and not complexes:
-        raise typer.BadParameter("a stoichiometry is of complexes: give --complexes N")
+        raise typer.BadParameter("--stoichiometry is for complexes: give --complexes N")
     if (out / "alignments").exists():
         raise typer.BadParameter(f"{out} already holds alignments; choose an empty folder")
     with share_bar("simulating", quiet=as_json) as show:
@@ -57,9 +57,9 @@ def synth(
     if as_json:
         print(json.dumps(asdict(report)))
         return
-    first = f"{counted(report.num_complexes, 'complex', 'complexes')}, " if complexes else ""
+    prefix = f"{counted(report.num_complexes, 'complex', 'complexes')}, " if complexes else ""
     print(
-        f"{first}{counted(report.num_chains, 'chain')} in "
+        f"{prefix}{counted(report.num_chains, 'chain')} in "
         f"{counted(report.num_families, 'family', 'families')}, "
         f"{report.num_bytes / 1e6:.1f} MB in {report.out_dir}"
     )

@@ -1,9 +1,9 @@
-"""Families of sequences that share a fold, and remember it.
+"""Families of sequences that share a fold and covary at its contacts.
 
-A root sequence is relaxed under fields (burial, secondary structure, taste of
-each site) and couplings at the contacts of the fold, then copied down a random
-tree under the same energy: so columns are conserved unequally (gamma rates) and
-contacting columns covary, which is what a distogram can be learned from. Energy
+A root sequence is relaxed under fields (burial, secondary structure, preferences
+of each site) and couplings at the contacts of the fold, then copied down a random
+tree under the same energy: so conservation differs between columns (gamma rates)
+and contacting columns covary, from which a distogram can be learned. Energy
 model: a Potts model with a physical contact term; exchangeability: BLOSUM62.
 """
 
@@ -28,13 +28,13 @@ BACKGROUND, _HYDROPATHY, _VOLUME, _CHARGE = np.ascontiguousarray(_TABLE.T)
 BACKGROUND /= BACKGROUND.sum()
 _HYDROPATHY /= 3  # to about one
 _VOLUME = (_VOLUME - _VOLUME.mean()) / _VOLUME.std()
-_SS_TASTE = {folds.HELIX: "AELKMQR", folds.STRAND: "VIYFWTC"}
-_BASIN_TASTE = ("AEKQR", "PVTS", "VITYF", "DNST", "PLVI", "GN")  # in the order of LOOP_BASINS
+_SS_PREFERENCES = {folds.HELIX: "AELKMQR", folds.STRAND: "VIYFWTC"}
+_BASIN_PREFERENCES = ("AEKQR", "PVTS", "VITYF", "DNST", "PLVI", "GN")  # by LOOP_BASINS
 _MAX_CONTACTS = 16
-_TOUCH = 8.0  # ångström between the middles of side chains
+_CONTACT = 8.0  # ångström between side-chain centroids
 _STRENGTH = 1.6
-_BRANCH = 8.0  # substitutions tried a site: rows are nearly independent, so that covariation shows
-_INDELS = 0.09  # runs of columns opened or closed, for each substitution tried a site
+_BRANCH = 8.0  # substitutions tried per site: so many that rows are nearly independent
+_INDELS = 0.09  # runs of columns opened or closed, per substitution tried per site
 
 Energy = tuple[Float[np.ndarray, "X 20"], Int[np.ndarray, "X D"], Int[np.ndarray, "X D"]]
 
@@ -46,7 +46,7 @@ class Family:
     Attributes:
         rows: `u8[n, X]` codes, GAP where a sequence has no residue; row 0 is the root.
         core: `bool[X]`, columns of the fold; the others are insertions.
-        fold: the structure all members share, one entry per core column.
+        fold: the structure that all members share, one residue per core column.
     """
 
     rows: np.ndarray
@@ -57,62 +57,58 @@ class Family:
 def evolve(
     rng: np.random.Generator, lengths: list[int], copies: int, num_leaves: int
 ) -> tuple[tuple[Family, ...], tuple[Placement, ...]]:
-    """Random folds that touch, and `num_leaves` organisms with all of them; of one fold, a family.
+    """Random folds docked to a complex, and a family of each fold, with `num_leaves` organisms.
 
-    Contacts between chains couple letters as those inside do. Row k of each family is of
+    Contacts between chains couple letters as those within chains do. Row k of each family is of
     organism k: sites of two entities covary between their rows, sites of two copies within one.
 
     Args:
-        copies: of every entity, about one axis.
+        copies: number of copies of every entity, about one axis.
     """
-    made = [compact(rng, folds.random_fold(rng, length)) for length in lengths]
-    columns = [_columns(rng, fold.ss) for fold in made]
-    frames = [folds.frames(fold) for fold in made]
-    middles = [folds.centroids(*frame) for frame in frames]
+    drawn = [compact(rng, folds.random_fold(rng, length)) for length in lengths]
+    columns = [_core_columns(rng, fold.ss) for fold in drawn]
+    frames = [folds.frames(fold) for fold in drawn]
+    centroids = [folds.centroids(*frame) for frame in frames]
     bodies = [
-        np.concatenate([origins, middle])
-        for (_, origins), middle in zip(frames, middles, strict=True)
+        np.concatenate([origins, of_fold])
+        for (_, origins), of_fold in zip(frames, centroids, strict=True)
     ]
-    placed = dock(rng, bodies, copies)
-    crowd, contact = _contacts(middles, placed)
+    placements = dock(rng, bodies, copies)
+    crowding, contact = _contacts(centroids, placements)
     core = np.concatenate(columns)
-    rows = _evolve(rng, core, _energy(rng, made, core, crowd, contact), num_leaves)
+    rows = _evolve_rows(rng, core, _energy(rng, drawn, core, crowding, contact), num_leaves)
     parts = np.split(rows, np.cumsum([len(core) for core in columns])[:-1], axis=1)
     families = (
         Family(rows=part, core=core, fold=fold)
-        for part, core, fold in zip(parts, columns, made, strict=True)
+        for part, core, fold in zip(parts, columns, drawn, strict=True)
     )
-    return tuple(families), placed
+    return tuple(families), placements
 
 
 def _contacts(
-    middles: list[np.ndarray], placed: tuple[Placement, ...]
+    centroids: list[np.ndarray], placements: tuple[Placement, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How crowded each site of the entities is in the complex, and which sites touch."""
-    starts = np.cumsum([0, *map(len, middles)])
-    crowd, contact = np.zeros(starts[-1]), np.zeros([starts[-1]] * 2, bool)
-    firsts = [next(p for p in placed if p.entity == entity) for entity in range(len(middles))]
-    for own in firsts:  # the others see the same: the complex is symmetric
-        rows = slice(starts[own.entity], starts[own.entity + 1])
-        here = own.move(middles[own.entity])
-        for other in placed:
-            there = other.move(middles[other.entity])
-            distance = np.linalg.norm(here[:, None] - there[None], axis=-1)
-            touch = _within(distance) if other is own else distance < _TOUCH
-            if other.entity == own.entity:
+    """Neighbour counts of each site of the entities in the complex, and the contact map."""
+    starts = np.cumsum([0, *map(len, centroids)])
+    crowding, contact = np.zeros(starts[-1]), np.zeros([starts[-1]] * 2, bool)
+    for entity in range(len(centroids)):
+        copy = next(p for p in placements if p.entity == entity)  # as all others: C_n symmetry
+        rows, points = slice(starts[entity], starts[entity + 1]), copy.move(centroids[entity])
+        for other in placements:
+            others = other.move(centroids[other.entity])
+            distance = np.linalg.norm(points[:, None] - others[None], axis=-1)
+            touch = distance < _CONTACT
+            if other is copy:
+                index = np.arange(len(points))
+                touch &= np.abs(np.subtract.outer(index, index)) >= 4
+            if other.entity == entity:
                 np.fill_diagonal(touch, False)
             contact[rows, starts[other.entity] : starts[other.entity + 1]] |= touch
-            crowd[rows] += (distance < 10).sum(1)
-    return crowd, contact
+            crowding[rows] += (distance < 10).sum(1)
+    return crowding, contact
 
 
-def _within(distance: np.ndarray) -> np.ndarray:
-    """Which sites of one chain touch, four or more apart."""
-    apart = np.abs(np.subtract.outer(np.arange(len(distance)), np.arange(len(distance))))
-    return (distance < _TOUCH) & (apart >= 4)
-
-
-def _evolve(
+def _evolve_rows(
     rng: np.random.Generator, core: np.ndarray, energy: Energy, num_leaves: int
 ) -> np.ndarray:
     """Rows of the root and the leaves of a random tree, over the columns of all folds."""
@@ -122,7 +118,7 @@ def _evolve(
     root = rng.choice(20, size=len(core), p=BACKGROUND).astype(np.uint8)
     parent, length = _tree(rng, num_leaves)
     moves = rng.poisson(length * core.sum())
-    moves[0] = 40 * len(core)  # lets the root find a sequence that suits the fold
+    moves[0] = 40 * len(core)  # so many that the root's sequence fits the fold
     gaps = np.where(length > 0, rng.poisson(length * _INDELS), 0)
     seed = np.uint64(rng.integers(1, 2**63))
     couplings = _STRENGTH * _couplings()
@@ -133,8 +129,8 @@ def _evolve(
     return np.concatenate([rows[:1], rows[leaves]])
 
 
-def _columns(rng: np.random.Generator, ss: str) -> np.ndarray:
-    """Which alignment columns are core: insertion columns open inside loops only."""
+def _core_columns(rng: np.random.Generator, ss: str) -> np.ndarray:
+    """Mask of core columns; the others are insertions, which are inside loops only."""
     core: list[bool] = []
     for i, kind in enumerate(ss):
         core.append(True)
@@ -145,21 +141,21 @@ def _columns(rng: np.random.Generator, ss: str) -> np.ndarray:
 
 def _energy(
     rng: np.random.Generator,
-    made: list[folds.Fold],
+    drawn: list[folds.Fold],
     core: np.ndarray,
-    crowd: np.ndarray,
+    crowding: np.ndarray,
     contact: np.ndarray,
 ) -> Energy:
-    """Log-preferences of each column, the columns it touches (-1 for none), and how."""
+    """Fields of each column, the columns in contact with it (-1 for none), and coupling kinds."""
     sites = np.flatnonzero(core)
-    burial = (crowd - crowd.mean()) / (crowd.std() + 1e-9)
+    burial = (crowding - crowding.mean()) / (crowding.std() + 1e-9)
     fields = rng.normal(0, 0.4, [len(core), 20])
     fields[sites] += 0.5 * burial[:, None] * _HYDROPATHY
-    letters = "".join(fold.ss for fold in made)
-    basins = np.concatenate([folds.loop_basins(fold) for fold in made])
+    letters = "".join(fold.ss for fold in drawn)
+    basins = np.concatenate([folds.loop_basins(fold) for fold in drawn])
     for site, ss, basin in zip(sites, letters, basins, strict=True):
-        liked = _BASIN_TASTE[basin] if ss == folds.LOOP else _SS_TASTE[ss]
-        fields[site, [RESTYPES.index(c) for c in liked]] += 1.0 if ss == folds.LOOP else 0.5
+        preferred = _BASIN_PREFERENCES[basin] if ss == folds.LOOP else _SS_PREFERENCES[ss]
+        fields[site, [RESTYPES.index(c) for c in preferred]] += 1.0 if ss == folds.LOOP else 0.5
     functional = sites[rng.random(len(sites)) < 0.06]
     fields[functional, rng.choice(20, size=len(functional), p=BACKGROUND)] += 4.0
     neighbours = np.full([len(core), _MAX_CONTACTS], -1)
@@ -167,18 +163,18 @@ def _energy(
         near = np.flatnonzero(contact[i])[:_MAX_CONTACTS]
         neighbours[sites[i], : len(near)] = sites[near]
     kind = rng.integers(3, size=[len(core), len(core)])
-    kind = np.minimum(kind, kind.T)  # the same seen from either side
+    kind = np.minimum(kind, kind.T)  # symmetric
     kinds = kind[np.arange(len(core))[:, None], neighbours]
-    # A contact shall bind letters, not favour some: what it gives each letter, whatever the
-    # partner, is taken off that letter's own field.
-    favour = np.log(np.exp(_STRENGTH * _couplings()) @ BACKGROUND)
-    fields -= np.where(neighbours[..., None] >= 0, favour[kinds], 0).sum(1)
+    # A contact must couple letters, not prefer some: its mean effect on each letter, over all
+    # partners, is subtracted from the field.
+    mean_effect = np.log(np.exp(_STRENGTH * _couplings()) @ BACKGROUND)
+    fields -= np.where(neighbours[..., None] >= 0, mean_effect[kinds], 0).sum(1)
     return fields, neighbours, kinds
 
 
 @functools.cache
 def _couplings() -> Float[np.ndarray, "3 20 20"]:
-    """Three ways to fit: like hydropathy, opposite charge, complementary size; spread one."""
+    """Couplings by similar hydropathy, opposite charge and complementary size; unit variance."""
     kernels = []
     for values, sign in ((_HYDROPATHY, 1), (_CHARGE, -1), (_VOLUME, -1)):
         centred = values - BACKGROUND @ values
@@ -197,7 +193,7 @@ def blosum62() -> Int[np.ndarray, "20 20"]:
 
 @functools.cache
 def _proposals() -> Float[np.ndarray, "20 20"]:
-    """Cumulative chance of each replacement: background x BLOSUM62 odds (half-bits)."""
+    """Cumulative probability of each substitution: background x BLOSUM62 odds (half-bits)."""
     odds = BACKGROUND[None] * 2 ** (blosum62() / 2)
     np.fill_diagonal(odds, 0)
     return np.asarray(np.cumsum(odds / odds.sum(1, keepdims=True), axis=1))
@@ -231,7 +227,7 @@ def _descend(
     proposals: np.ndarray,
     seed: np.uint64,
 ) -> np.ndarray:
-    """Every node's sequence: the parent's after `moves` Metropolis tries and `gaps` indels."""
+    """Sequence of every node: its parent's after `moves` Metropolis steps and `gaps` indels."""
     columns = len(root)
     rows = np.empty((len(parent), columns), np.uint8)
     state = np.array([seed], np.uint64)
@@ -262,7 +258,7 @@ def _descend(
 @njit(cache=True, nogil=True)
 @no_type_check
 def _indel(row: np.ndarray, core: np.ndarray, state: np.ndarray) -> None:
-    """Open or close a run of columns: insertions beside the core, deletions anywhere."""
+    """Open or close a run of columns: insertions outside the core, deletions in it."""
     start = int(uniform(state) * len(row))
     length = 1 + int(-2.5 * np.log(1.0 - uniform(state)))
     insert = not core[start]

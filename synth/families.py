@@ -1,6 +1,6 @@
-"""A family of simulated chains: who they are, where they sit, what a search finds.
+"""A family of simulated chains: their entries, structures, homologs and template hits.
 
-Everything random comes from one generator per family, so family 7 is the same
+Each family has a random generator of its own, so that family 7 is the same
 whether ten chains are written or ten thousand.
 """
 
@@ -16,7 +16,7 @@ from evofeed.protein.residues import GAP
 from evofeed.synth import fold as folds
 from evofeed.synth.evolve import BACKGROUND, Family
 from evofeed.synth.formats import Hit
-from evofeed.synth.mmcif import Entry, Model
+from evofeed.synth.mmcif import Chain, Entry
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _FIRST_RELEASE = datetime.date(1996, 1, 3)
@@ -34,7 +34,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySet:
-    """The members of one family and the homologs that a search would find."""
+    """A family and its members, the homologs with a structure."""
 
     family: Family
     members: tuple[Member, ...]
@@ -42,33 +42,33 @@ class FamilySet:
 
 def entry_id(number: int) -> str:
     """A PDB-like id: a digit from 1, then three letters or digits; unique by number."""
-    scattered = number * 7919 % (9 * 36**3)  # neighbours in a family should not be neighbours here
+    scattered = number * 7919 % (9 * 36**3)  # ids of a family's members should not be adjacent
     first, rest = divmod(scattered, 36**3)
     return f"{first + 1}{_DIGITS[rest // 1296]}{_DIGITS[rest // 36 % 36]}{_DIGITS[rest % 36]}"
 
 
 def draw_length(rng: np.random.Generator, mean: int) -> int:
-    """Residues of a fold."""
+    """A random number of residues of a fold."""
     return int(np.clip(rng.lognormal(np.log(mean), 0.35), 30, 8 * mean))
 
 
 def draw_depth(rng: np.random.Generator, mean: int) -> int:
-    """Homologs of a family."""
+    """A random number of homologs of a family."""
     return int(np.clip(rng.lognormal(np.log(mean), 0.8), 16, 12 * mean))
 
 
-def lone_member(rng: np.random.Generator, family: Family, leaf: int, number: int) -> Member:
-    """An organism's chain, alone in its entry."""
-    row, model = structure(rng, family, construct(rng, family, leaf))
-    entry = draw_entry(rng, number, (model,))
-    return Member(chain_id=f"{entry.entry_id}_{model.author_id}", row=row, entry=entry)
+def single_member(rng: np.random.Generator, family: Family, leaf: int, number: int) -> Member:
+    """The chain of an organism in an entry of one chain."""
+    row, chain = draw_chain(rng, family, leaf)
+    entry = draw_entry(rng, number, (chain,))
+    return Member(chain_id=f"{entry.entry_id}_{chain.author_id}", row=row, entry=entry)
 
 
-def construct(rng: np.random.Generator, family: Family, leaf: int) -> np.ndarray:
-    """The row of a homolog given a structure: loops it lacks built, ends frayed."""
+def _construct(rng: np.random.Generator, family: Family, leaf: int) -> np.ndarray:
+    """The row of a homolog with a structure: its deletions filled, its termini trimmed."""
     row: np.ndarray = family.rows[leaf].copy()
-    lacks = family.core & (row == GAP)
-    row[lacks] = rng.choice(20, size=int(lacks.sum()), p=BACKGROUND)
+    deleted = family.core & (row == GAP)
+    row[deleted] = rng.choice(20, size=int(deleted.sum()), p=BACKGROUND)
     core = np.flatnonzero(family.core)
     start, end = rng.integers(0, 4), rng.integers(0, 4)  # another construct of the same domain
     row[: core[start]] = GAP
@@ -76,8 +76,8 @@ def construct(rng: np.random.Generator, family: Family, leaf: int) -> np.ndarray
     return row
 
 
-def draw_entry(rng: np.random.Generator, number: int, chains: tuple[Model, ...]) -> Entry:
-    """What is said of entry `number` beside its chains."""
+def draw_entry(rng: np.random.Generator, number: int, chains: tuple[Chain, ...]) -> Entry:
+    """Entry `number` of these chains, with a random method, resolution and release date."""
     method = str(rng.choice(_METHODS, p=[0.88, 0.07, 0.05]))
     resolution = None if method == "SOLUTION NMR" else round(float(rng.gamma(6, 0.35) + 0.9), 2)
     released = _FIRST_RELEASE + datetime.timedelta(days=int(rng.integers(_RELEASE_DAYS)))
@@ -94,25 +94,25 @@ def draw_entry(rng: np.random.Generator, number: int, chains: tuple[Model, ...])
 _METHODS = ["X-RAY DIFFRACTION", "ELECTRON MICROSCOPY", "SOLUTION NMR"]
 
 
-def structure(
-    rng: np.random.Generator, family: Family, row: np.ndarray
-) -> tuple[np.ndarray, Model]:
-    """The member's atoms. Insertions and frayed ends are in the sequence, not in the density."""
-    has = row != GAP
-    core = family.core[has]
-    at = (np.cumsum(family.core) - 1)[has]  # core index of each residue of the member
-    aatype = row[has].astype(np.int64)
+def draw_chain(rng: np.random.Generator, family: Family, leaf: int) -> tuple[np.ndarray, Chain]:
+    """The row and the chain of a homolog with a structure, insertions and termini unresolved."""
+    row = _construct(rng, family, leaf)
+    has_residue = row != GAP
+    core = family.core[has_residue]
+    core_index = (np.cumsum(family.core) - 1)[has_residue]
+    aatype = row[has_residue].astype(np.int64)
     fold = family.fold
-    wobble = rng.normal(0, np.radians(0.8), [2, len(fold.ss)])  # homologs differ by about 1-2 A
-    mine = folds.Fold(ss=fold.ss, phi=fold.phi + wobble[0], psi=fold.psi + wobble[1])
-    whole = np.zeros(len(fold.ss), np.int64)
-    whole[at[core]] = aatype[core]
+    noise = rng.normal(0, np.radians(0.8), [2, len(fold.ss)])  # homologs differ by about 1-2 A
+    noisy_fold = folds.Fold(ss=fold.ss, phi=fold.phi + noise[0], psi=fold.psi + noise[1])
+    fold_aatype = np.zeros(len(fold.ss), np.int64)
+    fold_aatype[core_index[core]] = aatype[core]
+    fold_atoms = folds.all_atoms(rng, fold_aatype, noisy_fold)
     atoms = np.zeros([len(aatype), 14, 3])
-    atoms[core] = folds.all_atoms(rng, whole, mine)[at[core]] + rng.uniform(5, 60, 3)
+    atoms[core] = fold_atoms[core_index[core]] + rng.uniform(5, 60, 3)
     resolved = core.copy()
     resolved[: rng.integers(0, 3)] = False
     resolved[len(resolved) - rng.integers(0, 3) :] = False
-    model = Model(
+    chain = Chain(
         author_id=str(rng.choice(list("ABCDLX"), p=[0.7, 0.1, 0.05, 0.05, 0.05, 0.05])),
         aatype=aatype,
         atoms=atoms,
@@ -120,11 +120,11 @@ def structure(
         first_number=int(rng.integers(1, 40)),
         selenium=bool(rng.random() < 0.06),
     )
-    return row, model
+    return row, chain
 
 
 def homologs(rng: np.random.Generator, family: Family, share: float) -> np.ndarray:
-    """Rows one database has: a share of the family, some as fragments, none aligned to nothing."""
+    """Rows of the family that a database has: a share of it, some of these as fragments too."""
     leaves = family.rows[1:]
     rows = leaves[rng.random(len(leaves)) < share].copy()
     columns = rows.shape[1]
@@ -138,7 +138,7 @@ def homologs(rng: np.random.Generator, family: Family, share: float) -> np.ndarr
 
 
 def template_hits(rng: np.random.Generator, member: Member, others: list[Member]) -> list[Hit]:
-    """Hits of a member against the set: itself and its family first, a weak stranger last."""
+    """Template hits of a member in its family, best identity first."""
     hits = [
         Hit(
             name=other.chain_id[:4].upper() + other.chain_id[4:],
@@ -154,10 +154,10 @@ def template_hits(rng: np.random.Generator, member: Member, others: list[Member]
 
 
 def family_sizes(seed: int, num_chains: int, mean_members: int) -> Iterator[int]:
-    """How many chains each family has, `num_chains` in all."""
+    """Numbers of chains of each family, `num_chains` in total."""
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, 2**31])))
-    left = num_chains
-    while left:
-        size = min(left, 1 + int(rng.geometric(1 / mean_members)))
+    remaining = num_chains
+    while remaining:
+        size = min(remaining, 1 + int(rng.geometric(1 / mean_members)))
         yield size
-        left -= size
+        remaining -= size

@@ -1,7 +1,7 @@
-"""Simulated chains as the text that search tools and the PDB would have written.
+"""Simulated alignments and template hits as text in the formats of search tools.
 
-A3M and Stockholm as hhblits and jackhmmer lay them out, hhr as hhsearch 3 prints it, without
-the rows of secondary structure and confidence: parsers must meet here what they meet outside.
+A3M and Stockholm as hhblits and jackhmmer write them, hhr as hhsearch 3 prints it, without the rows
+of secondary structure and confidence, so that parsers read the same details as in real files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HHR_WIDTH = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A template hit: two aligned rows over the family's columns, and how good it is."""
+    """A template hit: two aligned rows over the family's columns, and its probability in %."""
 
     name: str
     description: str
@@ -32,8 +32,8 @@ class Hit:
 
 def a3m(names: list[str], rows: UInt8[np.ndarray, "n X"]) -> str:
     """Rows as A3M: columns where row 0 has a residue are upper case or `-`, others lower case."""
-    match = rows[0] != GAP
-    text = np.where(match, MSA_LETTERS[rows], _LOWER[rows])
+    is_match = rows[0] != GAP
+    text = np.where(is_match, MSA_LETTERS[rows], _LOWER[rows])
     return "".join(
         f">{name}\n{line.tobytes().translate(None, bytes(1)).decode()}\n"
         for name, line in zip(names, text, strict=True)
@@ -42,18 +42,18 @@ def a3m(names: list[str], rows: UInt8[np.ndarray, "n X"]) -> str:
 
 def stockholm(names: list[str], descriptions: list[str], rows: UInt8[np.ndarray, "n X"]) -> str:
     """Rows as an interleaved Stockholm alignment, as jackhmmer's `-A` writes it."""
-    used = rows[:, (rows != GAP).any(axis=0)]
+    nonempty = rows[:, (rows != GAP).any(axis=0)]
     width = max(map(len, names)) + 1
     out = ["# STOCKHOLM 1.0\n\n"]
     for name, description in zip(names[1:], descriptions[1:], strict=True):
         out.append(f"#=GS {name:<{width}}DE {description}\n")
-    text = [line.tobytes().decode() for line in MSA_LETTERS[used]]
-    columns = "".join("x" if code != GAP else "." for code in used[0])
-    for start in range(0, len(columns), _STO_WIDTH):
-        cut = slice(start, start + _STO_WIDTH)
+    text = [line.tobytes().decode() for line in MSA_LETTERS[nonempty]]
+    reference = "".join("x" if code != GAP else "." for code in nonempty[0])
+    for start in range(0, len(reference), _STO_WIDTH):
+        block = slice(start, start + _STO_WIDTH)
         out.append("\n")
-        out += [f"{n:<{width}}{line[cut]}\n" for n, line in zip(names, text, strict=True)]
-        out.append(f"{'#=GC RF':<{width}}{columns[cut]}\n")
+        out += [f"{n:<{width}}{line[block]}\n" for n, line in zip(names, text, strict=True)]
+        out.append(f"{'#=GC RF':<{width}}{reference[block]}\n")
     return "".join([*out, "//\n"])
 
 
@@ -69,24 +69,24 @@ def hhr(query_name: str, query: UInt8[np.ndarray, " X"], num_seqs: int, hits: li
         " No Hit                             Prob E-value P-value  Score    SS Cols "
         "Query HMM  Template HMM\n"
     )
-    parts = [_alignment(k + 1, query_name, length, hit) for k, hit in enumerate(hits)]
+    parts = [_hit_text(k + 1, query_name, length, hit) for k, hit in enumerate(hits)]
     return head + "".join(row for row, _ in parts) + "\n" + "".join(b for _, b in parts) + "Done!\n"
 
 
-def _alignment(number: int, query_name: str, query_length: int, hit: Hit) -> tuple[str, str]:
+def _hit_text(number: int, query_name: str, query_length: int, hit: Hit) -> tuple[str, str]:
     """One hit: its row in the table and its alignment block."""
-    both = np.flatnonzero((hit.query != GAP) & (hit.template != GAP))
-    span = slice(both[0], both[-1] + 1)
+    aligned = np.flatnonzero((hit.query != GAP) & (hit.template != GAP))
+    span = slice(aligned[0], aligned[-1] + 1)
     q_all, t_all = hit.query, hit.template
-    keep = (q_all[span] != GAP) | (t_all[span] != GAP)
-    q, t = q_all[span][keep], t_all[span][keep]
-    q_start = int((q_all[: both[0]] != GAP).sum())
-    t_start = int((t_all[: both[0]] != GAP).sum())
+    mask = (q_all[span] != GAP) | (t_all[span] != GAP)
+    q, t = q_all[span][mask], t_all[span][mask]
+    q_start = int((q_all[: span.start] != GAP).sum())
+    t_start = int((t_all[: span.start] != GAP).sum())
     q_end, t_end = q_start + int((q != GAP).sum()), t_start + int((t != GAP).sum())
     t_length = int((t_all != GAP).sum())
-    there = (q < 20) & (t < 20)
-    scores, same = blosum62()[q[there], t[there]], int((q[there] == t[there]).sum())
-    cols = len(both)
+    pairs = (q < 20) & (t < 20)
+    scores, same = blosum62()[q[pairs], t[pairs]], int((q[pairs] == t[pairs]).sum())
+    cols = len(aligned)
     score = max(5.0, float(scores.sum()) * 0.35)
     e_value = 10.0 ** (-score / 8 + 6)
     label = f"{hit.name} {hit.description}"
@@ -106,22 +106,22 @@ def _alignment(number: int, query_name: str, query_length: int, hit: Hit) -> tup
 
 
 _Side = tuple[str, np.ndarray, int, int]
-"""Name, aligned row, residues before it, residues of the whole sequence."""
+"""Name, aligned row, number of residues before it, length of the full sequence."""
 
 
 def _blocks(query: _Side, template: _Side) -> str:
-    """The two rows below each other, 80 columns at a time."""
+    """Blocks of 80 columns, the query's row above the template's."""
     sides = [("Q", *query), ("T", *template)]
-    at = {letter: start for letter, _, _, start, _ in sides}
+    position = {letter: start for letter, _, _, start, _ in sides}
     out = []
     for begin in range(0, len(query[1]), _HHR_WIDTH):
         for letter, name, row, _, length in sides:
             text = MSA_LETTERS[row[begin : begin + _HHR_WIDTH]].tobytes().decode()
-            end = at[letter] + len(text.replace("-", ""))
+            end = position[letter] + len(text.replace("-", ""))
             # hhsearch prints the last residue's number at both ends of an all-gap stretch
-            first = min(at[letter] + 1, end)
-            for title, shown in (("Consensus", text.lower()), (name, text)):
-                out.append(f"{letter} {title:<14.14s} {first:4d} {shown} {end:4d} ({length})\n")
-            at[letter] = end
+            start = min(position[letter] + 1, end)
+            for title, letters in (("Consensus", text.lower()), (name, text)):
+                out.append(f"{letter} {title:<14.14s} {start:4d} {letters} {end:4d} ({length})\n")
+            position[letter] = end
         out.append("\n")
     return "".join(out)

@@ -63,7 +63,7 @@ BUDGET = {
     "service": 8_234,
     "trainer": 12_035,
     "kernels": 16_300,
-    "synth": 1_863,
+    "synth": 1_858,
     "tests": 39_951,
     "benchmarks": 9_939,
 }

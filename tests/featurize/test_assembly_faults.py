@@ -17,25 +17,25 @@ from evofeed.featurize.structures.structure_files import parse_structure
 from evofeed.protein.residues import RESTYPES
 from evofeed.protein.structure_text import Structure, to_pdb
 from evofeed.store import Dataset
-from evofeed.synth.mmcif import Entry, Model, mmcif
+from evofeed.synth.mmcif import Chain, Entry, mmcif
 
 NUCLEIC = Path(__file__).with_name("data").joinpath("nucleic.cif").read_text()
 
 
-def chain(name: str, sequence: str, shift: float = 0.0, unseen: tuple[int, ...] = ()) -> Model:
+def chain(name: str, sequence: str, shift: float = 0.0, unseen: tuple[int, ...] = ()) -> Chain:
     """A chain with atoms at places that tell it from all others."""
     length = len(sequence)
     atoms = np.arange(length * 14 * 3).reshape(length, 14, 3) % 97 / 10.0 + shift
     resolved = np.ones(length, bool)
     resolved[list(unseen)] = False
     aatype = np.array([RESTYPES.index(letter) for letter in sequence])
-    return Model(
+    return Chain(
         author_id=name, aatype=aatype, atoms=atoms, resolved=resolved, first_number=5,
         selenium=False,
     )  # fmt: skip
 
 
-def entry(folder: Path, name: str, chains: list[Model], *aligned: str, extra: str = "") -> str:
+def entry(folder: Path, name: str, chains: list[Chain], *aligned: str, extra: str = "") -> str:
     """An entry's mmCIF file, and alignments of some of its chains; returns its text."""
     text = mmcif(
         Entry(

@@ -25,10 +25,10 @@ from evofeed.protein.components import ComponentTable
 from evofeed.protein.residues import GAP, RESTYPES
 from evofeed.store import Dataset
 from evofeed.synth import write_entries
-from evofeed.synth.entries import made_entities, sequence_of
+from evofeed.synth.entries import sequence_of, simulated_entities
 from evofeed.synth.formats import Hit, hhr
 
-SEQUENCE = sequence_of(made_entities(0)[0])
+SEQUENCE = sequence_of(simulated_entities(0)[0])
 PIECE = slice(1, 21)
 """What the hit aligns: more is the query itself to AlphaFold's rules."""
 
