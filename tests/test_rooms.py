@@ -57,14 +57,14 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # something out, or lives in experiments/.
 BUDGET = {
     "src": 4_443,
-    "featurize": 19_843,
+    "featurize": 19_921,
     "store": 7_306,
     "loader": 12_090,
     "service": 8_234,
     "trainer": 12_035,
     "kernels": 16_300,
     "synth": 1_858,
-    "tests": 39_951,
+    "tests": 39_953,
     "benchmarks": 9_939,
 }
 

@@ -21,9 +21,9 @@ import numpy as np
 
 from evofeed.base.errors import ChainMissing, InputError
 from evofeed.featurize.entries.molecules import (
-    Parts,
-    component_parts,
-    ligand_parts,
+    MoleculeAtoms,
+    component_atoms,
+    ligand_atoms,
     molecule_graph,
 )
 from evofeed.featurize.entries.targets import ONE_LETTER
@@ -121,7 +121,7 @@ class WrittenSet:
     ) -> dict[str, Any]:
         """Write the reference molecule of a component, or of a ligand of several."""
         one, known = molecule(self.molecules, title), self.components.get(title)
-        parts = component_parts(known) if known else parts_of(title, record, section)
+        parts = component_atoms(known) if known else parts_of(title, record, section)
         text, smiles = annotated_sdf(title, one, parts)
         source = origin(one, known)
         (self.root / "reference_mols").mkdir(parents=True, exist_ok=True)
@@ -297,14 +297,14 @@ def table(letters: np.ndarray, deletions: np.ndarray, names: list[str]) -> dict[
     return {"msa": letters, "deletion_matrix": deletions, "metadata": names}
 
 
-def parts_of(title: str, record: EntryRecord, section: RulesetSection) -> Parts:
+def parts_of(title: str, record: EntryRecord, section: RulesetSection) -> MoleculeAtoms:
     """What a ligand of several components is drawn of: its first copy."""
     entity = int(title.rpartition("_")[2])
     chains = np.flatnonzero((section.chain_entity == entity) & (section.chain_type == LIGAND))
-    return ligand_parts(record, section, int(chains[0]))
+    return ligand_atoms(record, section, int(chains[0]))
 
 
-def annotated_sdf(title: str, one: Molecule, parts: Parts) -> tuple[str, str]:
+def annotated_sdf(title: str, one: Molecule, parts: MoleculeAtoms) -> tuple[str, str]:
     """A molecule with its conformer as OpenFold3 writes it, and its SMILES.
 
     Raises:

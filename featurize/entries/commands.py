@@ -78,7 +78,7 @@ def prepare(
 
 
 def show_report(report: Any, as_json: bool) -> NoReturn:
-    """Print how a job of entries ended, and end with its exit code."""
+    """Prints how a job of entries ended and exits with its code."""
     print(json.dumps(report.to_dict()) if as_json else "\n".join(_lines(report)))
     raise typer.Exit(report.exit_code)
 
@@ -86,7 +86,7 @@ def show_report(report: Any, as_json: bool) -> NoReturn:
 def _lines(report: Any) -> list[str]:
     done = f"{report.num_good} of {report.num_chains} files, {report.num_bytes / 1e6:,.1f} MB"
     head = f"published {report.snapshot[:12]}: {done}" if report.snapshot else report.message
-    broken = [f"  left out {one['chain_id']}: {one['message']}" for one in report.broken]
+    broken = [f"  left out {item['chain_id']}: {item['message']}" for item in report.broken]
     return [head, *broken, f"  all that was left out, and why: {report.path}"]
 
 

@@ -1,4 +1,4 @@
-"""Files of a job of entries: what is found where, and what each is called in reports."""
+"""Input files of a job of entries, and their names in reports."""
 
 from __future__ import annotations
 
@@ -23,31 +23,35 @@ _SUFFIXES: Final = (".cif", ".mmcif")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntriesInput:
-    """Where the files of a job of entries are."""
+    """Paths and options of a job's input files."""
 
     structures: str
-    """Folder of mmCIF files, or one; or a project's prepared set."""
+    """Folder of mmCIF files, one such file, or a project's prepared set."""
     components: str
     """`components.cif`."""
     alignments: str = ""
-    """Folder of a3m or Stockholm files, one folder below it a query, or of a search; of a prepared
-    set its own."""
+    """Folder of a3m or Stockholm files with a subfolder per query, or a search's output; default of
+    a prepared set: its own."""
     templates: str = ""
-    """Folder of mmCIF files of the entries that hits among the alignments name."""
+    """Folder of mmCIF files for the template hits among the alignments."""
     clusters: str = ""
-    """A cluster a line, of `ENTRY_entity` or of sequences."""
+    """File with a cluster per line, of `ENTRY_entity` or of sequences."""
     projects: tuple[str, ...] = ()
-    """Whose rules are applied; none named: all that this evofeed has, of a prepared set its own."""
+    """Projects whose rules are applied; empty: all, of a prepared set its own."""
     conformers: int | None = None
-    """In the pool of every component; None: 32 for OpenFold3, 1 for Boltz and Protenix."""
+    """Conformers per component; None: 32 for OpenFold3, 1 for Boltz and Protenix."""
 
 
 Items = list[tuple[str, ...]]
-"""Name in reports, and files, of everything that a job works on."""
+"""Name in reports and files of every item of a job."""
 
 
-def from_anywhere(source: EntriesInput) -> EntriesInput:
-    """The same input by whole paths, which are there: a job is run again from wherever one is."""
+def with_absolute_paths(source: EntriesInput) -> EntriesInput:
+    """The input with absolute paths, so that a job can be run again from any working directory.
+
+    Raises:
+        InputError: one of them does not exist.
+    """
     names = ("structures", "components", "alignments", "templates", "clusters")
     paths: dict[str, Any] = {n: absolute(path) for n in names if (path := getattr(source, n))}
     if missing := [path for path in paths.values() if not Path(path).exists()]:
@@ -55,35 +59,35 @@ def from_anywhere(source: EntriesInput) -> EntriesInput:
     return dataclasses.replace(source, **paths)
 
 
-def structure_files(place: str) -> list[str]:
-    """mmCIF files of a folder and the folders in it, sorted; or the one file.
+def structure_files(path: str) -> list[str]:
+    """mmCIF files of a folder and its subfolders, sorted; or the file itself.
 
     Raises:
         InputError: there is none.
     """
-    root = Path(absolute(place))
+    root = Path(absolute(path))
     paths = [root] if root.is_file() else files_below(root)
-    found = [str(p) for p in paths if plain(p.name).lower().endswith(_SUFFIXES) or p.is_dir()]
-    if not found:
-        raise InputError("no mmCIF file here (.cif, .mmcif, also .gz or .zst)", path=place)
-    return found
+    files = [str(p) for p in paths if plain(p.name).lower().endswith(_SUFFIXES) or p.is_dir()]
+    if not files:
+        raise InputError("no mmCIF file here (.cif, .mmcif, also .gz or .zst)", path=path)
+    return files
 
 
-def failure(name: str, why: str) -> dict[str, Any]:
-    """What a report says of something left out."""
-    name, why = (text.encode(errors="replace").decode() for text in (name, why))
-    return {"chain_id": name, "type": "InputError", "message": why, "path": None, "line": None}
+def failure(name: str, reason: str) -> dict[str, Any]:
+    """The entry of a report for an item left out."""
+    name, reason = (text.encode(errors="replace").decode() for text in (name, reason))
+    return {"chain_id": name, "type": "InputError", "message": reason, "path": None, "line": None}
 
 
-def with_text(items: Items, left_out: list[dict[str, Any]]) -> Items:
-    """The items whose names a ledger can keep; the others are left out."""
-    good = {item: all(map(is_text, item)) for item in items}
-    left_out += [failure(item[0], "not UTF-8: rename it") for item in items if not good[item]]
-    return [item for item in items if good[item]]
+def utf8_items(items: Items, left_out: list[dict[str, Any]]) -> Items:
+    """The items whose names are valid text, as a ledger needs; adds the others to `left_out`."""
+    is_utf8 = {item: all(map(is_text, item)) for item in items}
+    left_out += [failure(item[0], "not UTF-8: rename it") for item in items if not is_utf8[item]]
+    return [item for item in items if is_utf8[item]]
 
 
 def entry_items(files: Sequence[str], root: str) -> Items:
-    """A name a file: its own, or its path from the root where two have the same."""
+    """Names of files: the stem, or the path from the root where two files have the same stem."""
     names = [Path(path).name.partition(".")[0] or Path(path).name for path in files]
     counts = Counter(names)
     return [
@@ -93,19 +97,20 @@ def entry_items(files: Sequence[str], root: str) -> Items:
 
 
 def alignment_items(root: str) -> tuple[Items, list[dict[str, Any]]]:
-    """Files of every query, and folders left out because an earlier one has the same query."""
-    first: dict[str, str] = {}
+    """Files of every query, and failures of folders that are damaged or repeat a query."""
+    names_by_query: dict[str, str] = {}
     items, left_out = [], []
-    found = None
+    search_files = None
     if Path(root, SEARCH_INDEX).is_file():
-        found, root = _files_of_search(Path(root)), f"{root}/msa"
-    for files in alignment_folders(root, found):
-        folder = one if (one := Path(files[0])).is_dir() else one.parent
+        search_files, root = _write_search_files(Path(root)), f"{root}/msa"
+    for files in alignment_folders(root, search_files):
+        paths = [Path(file) for file in files]
+        folder = paths[0] if paths[0].is_dir() else paths[0].parent
         parts = folder.relative_to(root).parts
-        stems = [one.stem for one in map(Path, files) if one.suffix == ".npz"]
+        stems = [path.stem for path in paths if path.suffix == ".npz"]
         name = "-".join(["alignment", *parts, *stems])
         try:
-            earlier = first.setdefault(query_of(files[0]), name)
+            earlier = names_by_query.setdefault(query_of(files[0]), name)
         except InputError as error:
             left_out.append(failure(name, str(error)))
             continue
@@ -113,28 +118,30 @@ def alignment_items(root: str) -> tuple[Items, list[dict[str, Any]]]:
             items.append((name, *files))
         else:
             left_out.append(failure(name, f"{earlier} has an alignment of the same sequence"))
-    if not first:
+    if not names_by_query:
         raise InputError("no alignment here (.a3m, .sto)", path=root)
     return items, left_out
 
 
-def _files_of_search(root: Path) -> list[Path]:
-    """What `evofeed search` found, as files in `msa/`, a folder each sequence; not what is there
-    of sequences that are not in the search any more."""
-    found = set()
+def _write_search_files(root: Path) -> list[Path]:
+    """Writes the alignments of `evofeed search` into `msa/`, a folder per sequence; returns them.
+
+    Files there of sequences that are no longer in the search are not among them.
+    """
+    written = set()
     for entry in read_index(str(root / SEARCH_INDEX)).values():
-        home = root / "msa" / hashlib.sha256(entry.sequence.encode()).hexdigest()[:16]
-        home.mkdir(parents=True, exist_ok=True)
+        folder = root / "msa" / hashlib.sha256(entry.sequence.encode()).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
         for ref in entry.files:
-            path, data = home / ref.plain_name, read_bytes(ref)
+            path, data = folder / ref.plain_name, read_bytes(ref)
             if not path.exists() or path.read_bytes() != data:
                 write_atomic(path, data)
-            found.add(path)
-    return sorted(found)
+            written.add(path)
+    return sorted(written)
 
 
 def cluster_table(path: str) -> dict[str, str]:
-    """Cluster of each member, by the cluster's first one."""
+    """Cluster of each member, named by the cluster's first member."""
     if not path:
         return {}
     groups = read_clusters(path)

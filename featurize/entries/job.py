@@ -1,6 +1,6 @@
-"""A job of entries: found, planned, entered in the ledger, driven, published once.
+"""A job of entries: discovery, plan, ledger, execution and one publication.
 
-Ledger, executors, blame and report are those of a job of chains; what a unit is differs. Entries
+It shares ledger, executors, blame and report with a job of chains; only its units differ. Entries
 and alignments come first, then the reference molecules of the components that the entries need.
 """
 
@@ -21,12 +21,12 @@ from evofeed.featurize.entries.input import (
     cluster_table,
     entry_items,
     failure,
-    from_anywhere,
     structure_files,
-    with_text,
+    utf8_items,
+    with_absolute_paths,
 )
 from evofeed.featurize.entries.molecules import conformer_version
-from evofeed.featurize.entries.openfold3_templates import structure_beside
+from evofeed.featurize.entries.openfold3_templates import template_structure
 from evofeed.featurize.entries.prepared import prepared_set
 from evofeed.featurize.entries.templates import RULES
 from evofeed.featurize.entries.work import CONFORMERS, EntriesTask
@@ -53,7 +53,7 @@ from evofeed.store.inner import (
     record_spans,
 )
 
-_OF_UNIT: Final = {"entry": 16, "alignment": 8, "molecules": 32}
+_UNIT_SIZES: Final = {"entry": 16, "alignment": 8, "molecules": 32}
 _MEMORY: Final = 1 << 30
 
 
@@ -68,50 +68,51 @@ def prepare_entries(
     """Records of every mmCIF file of an input, published as the entries of a snapshot.
 
     Run it again after a crash, a cancellation or a repair: finished units are kept, the result is
-    the same. Entries that are broken, or that no project takes, are listed with the reason.
+    the same. Entries that are broken, or that no project accepts, are listed with the reason.
 
     Args:
-        dataset_uri: where shards and snapshot go; chains that it has stay.
-        options: workers, limits, ledger, ref; `max_broken` counts what no project takes, too, and
-            is no limit where it is None.
+        dataset_uri: where shards and snapshot are written; chains in it stay.
+        options: workers, limits, ledger, ref; `max_broken` also counts entries that no project
+            accepts, None does not limit them.
         molecules: recorded reference molecules by project and name, used instead of making them.
         progress: called after each unit.
 
     Raises:
-        InputError: no mmCIF file, no such project, or RDKit is needed and not there.
-        JobError: the ledger, Ray or another driver is in the way.
+        InputError: no mmCIF file, no such project, or RDKit is needed but not installed.
+        JobError: the ledger, Ray or another driver prevents the job.
         StoreError: the dataset cannot be written; everything done so far is kept.
     """
     options, dataset_uri = options or JobOptions(), absolute(dataset_uri)
-    source = from_anywhere(source)
+    source = with_absolute_paths(source)
     check_separate(source.structures, dataset_uri)
     prepared = prepared_set(source.structures, source.alignments)
     projects = source.projects or ((prepared.project,) if prepared else PROJECTS)
-    if unknown := [one for one in projects if one not in PROJECTS]:
+    if unknown := [name for name in projects if name not in PROJECTS]:
         raise InputError(f"no rules of {unknown[0]!r}: there are {', '.join(PROJECTS)}")
     if prepared and projects != (prepared.project,):
-        why = f"a set that {prepared.project} prepared has its rules alone"
-        raise InputError(why, path=source.structures)
-    known = {project: dict((molecules or {}).get(project, {})) for project in projects}
+        message = f"a set that {prepared.project} prepared has its rules only"
+        raise InputError(message, path=source.structures)
+    recorded = {project: dict((molecules or {}).get(project, {})) for project in projects}
     templates = source.templates or (prepared.templates if prepared else "")
-    rows, left_out = source.alignments, Items()
+    alignment_folder, left_out = source.alignments, Items()
     if prepared:
-        files, rows = prepared.items, prepared.alignments
-        left_out = [failure(*one) for one in prepared.left_out]
+        files, alignment_folder = prepared.items, prepared.alignments
+        left_out = [failure(name, reason) for name, reason in prepared.left_out]
         if prepared.project not in (molecules or {}):
-            known[prepared.project] = dict(prepared.molecules)
+            recorded[prepared.project] = dict(prepared.molecules)
     else:
         files = entry_items(structure_files(source.structures), source.structures)
     clusters = cluster_table(source.clusters)
     pools = [f"{p}:{source.conformers or CONFORMERS[p]}" for p in projects]
-    how = {"version": __version__, "rdkit": conformer_version()}
+    versions = {"version": __version__, "rdkit": conformer_version()}
     with contextlib.ExitStack() as stack:
         ledger = Ledger(ledger_url(options.ledger, dataset_uri))
         stack.enter_context(contextlib.closing(ledger))
-        name = sha_of(dataset_uri, options.ref, repr(source))  # another job has another lease
+        name = sha_of(dataset_uri, options.ref, repr(source))  # each job has its own lease
         lease = stack.enter_context(job_lease(dataset_uri, name))
         components, span = _components(source.components, dataset_uri)
-        common = f"{__version__} {span.record_id} {span.key} {how['rdkit']} {' '.join(projects)}"
+        rdkit = versions["rdkit"]
+        common = f"{__version__} {span.record_id} {span.key} {rdkit} {' '.join(projects)}"
         settings = {
             "entry": common + "".join(f" {pool}" for pool in pools if "openfold3:" in pool),
             "alignment": common + (f" {templates}" if templates else ""),
@@ -133,59 +134,60 @@ def prepare_entries(
             "entries": {**dataclasses.asdict(source), "recorded": bool(molecules)},
             "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
         }
-        groups = [("entry", with_text(files, left_out))]
-        if rows:
-            found, twice = alignment_items(rows)
-            left_out += twice
-            groups.append(("alignment", with_text(found, left_out)))
-        first = _Phase(ledger, options, lease, progress, task, settings, arguments)
-        stack.enter_context(first.taken_up(groups, left_out))
-        is_done = first.run_units(options)
-        while is_done and first.strike_repeated():
-            is_done = first.run_units(options)
+        groups = [("entry", utf8_items(files, left_out))]
+        if alignment_folder:
+            alignments, repeated = alignment_items(alignment_folder)
+            left_out += repeated
+            groups.append(("alignment", utf8_items(alignments, left_out)))
+        phase = _Phase(ledger, options, lease, progress, task, settings, arguments)
+        stack.enter_context(phase.started(groups, left_out))
+        is_done = phase.run_units(options)
+        while is_done and phase.strike_repeated_entries():
+            is_done = phase.run_units(options)
         if not is_done:
-            return first.cancelled()
-        second, lacking = dataclasses.replace(first), first.lacking(known)
-        if lacking:
-            codes = [(f"component-{code}", code) for code in lacking]
-            stack.enter_context(second.taken_up([("molecules", codes)]))
-            first.further = second
-            if not second.run_units(options):
-                return first.cancelled()
-        made, more = first.done_shards(), second.done_shards() if lacking else []
-        if not any(one["kind"] == "entry" for one in made):
-            return first.end(states.FAILED, f"none of {len(files)} entries can be published")
-        if changed := first.changed():
-            return first.end(states.FAILED, f"{changed} changed while the job ran: run it again")
-        shards = [ShardEntry.from_dict(one) for one in made if one["kind"] != "molecules"]
-        broken = first.missing()[0] + (second.missing()[0] if lacking else [])
+            return phase.cancelled()
+        molecule_phase = dataclasses.replace(phase)
+        if codes := phase.missing_molecules(recorded):
+            items = [(f"component-{code}", code) for code in codes]
+            stack.enter_context(molecule_phase.started([("molecules", items)]))
+            phase.next_phase = molecule_phase
+            if not molecule_phase.run_units(options):
+                return phase.cancelled()
+        shards, molecule_shards = phase.done_shards(), molecule_phase.done_shards() if codes else []
+        if not any(shard["kind"] == "entry" for shard in shards):
+            return phase.end(states.FAILED, f"none of {len(files)} entries can be published")
+        if changed := phase.changed():
+            return phase.end(states.FAILED, f"{changed} changed while the job ran: run it again")
+        broken = phase.missing()[0] + (molecule_phase.missing()[0] if codes else [])
         if options.max_broken is not None and options.exceeded_share(len(broken), len(files)):
-            what = f"{len(broken)} of {len(files)} entries are left out"
-            what += f", more than max_broken {options.max_broken:g} allows; done work stays"
-            return first.end(states.FAILED, what)
+            message = f"{len(broken)} of {len(files)} entries are left out"
+            message += f", more than max_broken {options.max_broken:g} allows; done work stays"
+            return phase.end(states.FAILED, message)
+        entry_shards = [ShardEntry.from_dict(s) for s in shards if s["kind"] != "molecules"]
+        reference_shards = _molecules(dataset_uri, [*molecule_shards, *shards], recorded)
         snapshot = add_entries(
             dataset_uri,
-            [components, *shards, *_molecules(dataset_uri, [*more, *made], known)],
+            [components, *entry_shards, *reference_shards],
             ref=options.ref,
             expect=current_snapshot(dataset_uri, options.ref),
-            clusters={k: v for one in made for k, v in one["clusters"].items()} | clusters,
-            config={**how, "projects": list(projects), "conformers": pools},
-            dropped=[{"entry": one["chain_id"], "reason": one["message"]} for one in broken],
+            clusters={k: v for shard in shards for k, v in shard["clusters"].items()} | clusters,
+            config={**versions, "projects": list(projects), "conformers": pools},
+            dropped=[{"entry": item["chain_id"], "reason": item["message"]} for item in broken],
         )
-        return first.end(states.PUBLISHED, "", snapshot)
+        return phase.end(states.PUBLISHED, "", snapshot)
 
 
 def prepare_again(
     arguments: Mapping[str, Any], dataset_uri: str, ledger: str, progress: Progress | None = None
 ) -> JobReport:
-    """A job of entries run again, with the arguments that the ledger has of it.
+    """Runs a job of entries again, with its arguments from the ledger.
 
     Raises:
-        JobError: it was given recorded molecules, which the ledger does not hold.
+        JobError: the job used recorded molecules, which the ledger does not have.
     """
     values = dict(arguments["entries"])
     if values.pop("recorded"):
-        raise JobError("it was given recorded molecules: call prepare_entries with them again")
+        raise JobError("the job used recorded molecules: call prepare_entries with them again")
     source = EntriesInput(**{**values, "projects": tuple(values["projects"])})
     options = JobOptions(**{**arguments["options"], "ledger": ledger})
     return prepare_entries(source, dataset_uri, options=options, progress=progress)
@@ -193,30 +195,30 @@ def prepare_again(
 
 @dataclass(eq=False)
 class _Phase(LedgerJob):
-    """Units of some kinds of work, in the ledger as a job of their own; some were done before."""
+    """Units of some kinds, in the ledger as a separate job; some may be done already."""
 
     ledger: Ledger
     options: JobOptions
     lease: Lease
     progress: Progress | None
     common: EntriesTask
-    """What the tasks of all units have in common."""
+    """Fields that the tasks of all units share."""
     settings: Mapping[str, str]
-    """What the records of each kind depend on, their files apart."""
+    """Settings that the records of each kind depend on, besides their files."""
     arguments: Mapping[str, Any]
-    further: _Phase | None = field(default=None, init=False)
-    """A phase that comes after this one, and ends as it does."""
-    _of_further: JobReport | None = field(default=None, init=False)
+    next_phase: _Phase | None = field(default=None, init=False)
+    """A later phase, which ends with the same state."""
+    _next_report: JobReport | None = field(default=None, init=False)
 
     @contextlib.contextmanager
-    def taken_up(
+    def started(
         self, groups: Iterable[tuple[str, Sequence[tuple[str, ...]]]], unusable: Sequence[Any] = ()
     ) -> Iterator[None]:
-        """Drive the units of some items of each kind, as far as they are not done."""
+        """Begins or resumes a job with the units of these items by kind."""
         parts = [
-            (kind, tuple(items[start : start + _OF_UNIT[kind]]))
+            (kind, tuple(items[start : start + _UNIT_SIZES[kind]]))
             for kind, items in groups
-            for start in range(0, len(items), _OF_UNIT[kind])
+            for start in range(0, len(items), _UNIT_SIZES[kind])
         ]
         self.tasks = {
             unit_id: dataclasses.replace(self.common, unit_id=unit_id, kind=kind, items=part)
@@ -231,81 +233,81 @@ class _Phase(LedgerJob):
         plan = Plan(sha_of(*self.tasks), tuple(units), sources, {})
         dataset_uri, ref = self.common.dataset_uri, self.options.ref
         job_id = sha_of(plan.digest, dataset_uri, ref)
-        where = {
+        arguments = {
             "input_uri": self.arguments["entries"]["structures"],
             "dataset_uri": dataset_uri,
             "arguments": self.arguments,
         }
         with driving(self.ledger, job_id):
-            job = self.ledger.begin(job_id, plan, where, current_snapshot(dataset_uri, ref))
-            if self.common.templates:  # which may be there now
-                for one in self.ledger.chains(job_id):
-                    is_alignment = self.tasks[one["unit_id"]].kind == "alignment"
-                    if is_alignment and one["type"] != "WorkerKilled":
-                        self.ledger.requeue(job_id, one["unit_id"], forget_broken=True)
+            job = self.ledger.begin(job_id, plan, arguments, current_snapshot(dataset_uri, ref))
+            if self.common.templates:  # templates may have been added since
+                for chain in self.ledger.chains(job_id):
+                    is_alignment = self.tasks[chain["unit_id"]].kind == "alignment"
+                    if is_alignment and chain["type"] != "WorkerKilled":
+                        self.ledger.requeue(job_id, chain["unit_id"], forget_broken=True)
             self.begin(self.ledger, job, plan, list(unusable))
             with self.failures_recorded():
                 yield
 
     def _unit_id(self, kind: str, items: Iterable[tuple[str, ...]]) -> str:
-        """Name of a unit: of its files as they are now, and of what is made of them."""
+        """Id of a unit: a hash of its settings and of its files' present stamps."""
         stamps = (f"{path} {stamp_of(path)}" for item in items for path in item)
         return sha_of(self.settings[kind], kind, *stamps)
 
     def task(self, unit_id: str, item_ids: tuple[str, ...]) -> EntriesTask:
-        """These items of a unit, to prepare."""
+        """The task of these items of a unit."""
         task = self.tasks[unit_id]
         items = tuple(item for item in task.items if item[0] in item_ids)
         return dataclasses.replace(task, items=items)
 
     def outdated_units(self) -> dict[str, str]:
-        """Units whose templates changed or came since."""
-        return outdated_units(self.done_units(), RULES, structure_beside)
+        """Units whose templates were changed or added since."""
+        return outdated_units(self.done_units(), RULES, template_structure)
 
-    def strike_repeated(self) -> bool:
-        """Leave out files with an entry that an earlier one has; True if there were any."""
-        first: dict[str, str] = {}
+    def strike_repeated_entries(self) -> bool:
+        """Leaves out files with an entry that an earlier file has; True if there are any."""
+        first_file: dict[str, str] = {}
         repeated = []
         for unit in self.done_units():
             for record_id, name in (unit["shard"] or {}).get("records", {}).items():
-                if first.setdefault(record_id, name) != name:
-                    why = f"entry {record_id} is in {first[record_id]} too"
-                    repeated.append((unit["unit_id"], failure(name, why)))
-        for unit_id, one in repeated:
-            self.ledger.strike(self.job_id, unit_id, one, 1)
+                if first_file.setdefault(record_id, name) != name:
+                    reason = f"entry {record_id} is in {first_file[record_id]} too"
+                    repeated.append((unit["unit_id"], failure(name, reason)))
+        for unit_id, item in repeated:
+            self.ledger.strike(self.job_id, unit_id, item, 1)
         return bool(repeated)
 
-    def lacking(self, known: Mapping[str, Mapping[str, Molecule]]) -> list[str]:
-        """Components whose molecules some project needs and has not."""
-        needs = [need for one in self.done_shards() for need in one["needs"].items()]
-        return sorted({c for project, codes in needs for c in codes if c not in known[project]})
+    def missing_molecules(self, recorded: Mapping[str, Mapping[str, Molecule]]) -> list[str]:
+        """Codes of components whose molecules a project needs but was not given."""
+        needs = [need for shard in self.done_shards() for need in shard["needs"].items()]
+        return sorted({c for project, codes in needs for c in codes if c not in recorded[project]})
 
     def changed(self) -> str:
-        """A file that is not as it was when the job began; its unit is to be done again."""
-        found = [f"a template in {folder}" for folder in self.outdated_units().values()]
+        """A file changed since the job began, or ''; its unit is reset, to be done again."""
+        changes = [f"a template in {folder}" for folder in self.outdated_units().values()]
         for unit_id, task in reversed(self.tasks.items()):
             if self._unit_id(task.kind, task.items) != unit_id:
                 self.ledger.requeue(self.job_id, unit_id)
-                found.insert(0, f"a file of {task.items[0][0]} to {task.items[-1][0]}")
-        return found[0] if found else ""
+                changes.insert(0, f"a file of {task.items[0][0]} to {task.items[-1][0]}")
+        return changes[0] if changes else ""
 
     def end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
-        """Both phases' state in the ledger, and their report."""
-        if self.further:
-            self._of_further = self.further.end(state, message, snapshot)
+        """Sets both phases' state in the ledger and returns their report."""
+        if self.next_phase:
+            self._next_report = self.next_phase.end(state, message, snapshot)
         return super().end(state, message, snapshot)
 
     def complete(self, report: JobReport) -> JobReport:
-        """With what a further phase has to say."""
-        if not (further := self._of_further):
+        """The report with the counts and notes of the next phase."""
+        if not (next_report := self._next_report):
             return report
         added = ("broken", "units", "resumed", "lost_workers")
-        sums: dict[str, Any] = {n: getattr(report, n) + getattr(further, n) for n in added}
-        return dataclasses.replace(report, notes=report.notes | further.notes, **sums)
+        sums: dict[str, Any] = {n: getattr(report, n) + getattr(next_report, n) for n in added}
+        return dataclasses.replace(report, notes=report.notes | next_report.notes, **sums)
 
 
 def _components(path: str, dataset_uri: str) -> tuple[ShardEntry, RecordSpan]:
-    """The dictionary of components as a record of the dataset."""
+    """Writes the dictionary of components as a record of the dataset."""
     table = read_components(path)
     if not len(table):
         raise InputError("no component in it", path=path)
@@ -315,17 +317,21 @@ def _components(path: str, dataset_uri: str) -> tuple[ShardEntry, RecordSpan]:
 
 
 def _molecules(
-    dataset_uri: str, made: Items, known: Mapping[str, Mapping[str, Molecule]]
+    dataset_uri: str, shards: Items, recorded: Mapping[str, Mapping[str, Molecule]]
 ) -> list[ShardEntry]:
-    """One shard of all reference molecules, those recorded in place of those made."""
+    """One shard of all reference molecules; recorded ones replace computed ones."""
     storage = open_storage(dataset_uri)
-    merged: dict[str, dict[str, Molecule]] = {project: {} for project in known}
-    for entry in (ShardEntry.from_dict(one["molecules"]) for one in made if one["molecules"]):
+    merged: dict[str, dict[str, Molecule]] = {project: {} for project in recorded}
+    for entry in (
+        ShardEntry.from_dict(molecule["molecules"]) for molecule in shards if molecule["molecules"]
+    ):
         for span in record_spans(storage, entry):
             table = merged[span.record_id]
-            for name, one in read_value(storage, span).items():  # of a prepared set, over ours
-                table[name] = table[name].overlaid(one) if name in table else one
-    for project, recorded in known.items():
-        merged[project] |= recorded
+            for name, molecule in read_value(
+                storage, span
+            ).items():  # from a prepared set, over computed ones
+                table[name] = table[name].overlaid(molecule) if name in table else molecule
+    for project, molecules in recorded.items():
+        merged[project] |= molecules
     parts = {project: encode_molecules(table) for project, table in merged.items() if table}
     return [write_records(dataset_uri, "molecules", parts)] if parts else []

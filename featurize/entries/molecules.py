@@ -1,7 +1,7 @@
-"""Reference molecules of components: seeded conformers and the orders of atoms that change nothing.
+"""Reference molecules of components: seeded conformers and symmetries (orders of equivalent atoms).
 
 The only module that imports RDKit. A conformer is a function of the component, its number and
-RDKit's version; where none can be made the ideal coordinates stand in, then those of the model.
+RDKit's version; if none can be made, the ideal coordinates are used, then those of the model.
 """
 
 from __future__ import annotations
@@ -19,75 +19,86 @@ from evofeed.protein.molecules import Molecule, element_numbers
 from evofeed.protein.ruleset_section import RulesetSection
 
 MAX_ORDERS: Final = 1000
-"""Orders of atoms of one molecule, at most: the projects' limit."""
+"""Largest number of atom orders of a molecule: the projects' limit."""
 _MAX_ITERATIONS: Final = 30
 _ORDERS: Final = {1: "SINGLE", 2: "DOUBLE", 3: "TRIPLE", 4: "QUADRUPLE", 5: "AROMATIC"}
-_OF_BIOTITE: Final = np.array([0, 1, 2, 3, 4, 1, 2, 3, 0, 5])
-"""These orders by biotite's type of a bond: 5 to 7 are in an aromatic ring."""
+_BIOTITE_ORDERS: Final = np.array([0, 1, 2, 3, 4, 1, 2, 3, 0, 5])
+"""Key of `_ORDERS` by biotite's bond type: 5 to 7 are in an aromatic ring."""
 
 
-class MadeMolecule(NamedTuple):
-    """A molecule, and where its coordinates are from: `computed`, `ideal`, `model` or `none`."""
+class ReferenceMolecule(NamedTuple):
+    """A molecule and the origin of its coordinates: `computed`, `ideal`, `model` or `none`."""
 
     molecule: Molecule
     origin: str
 
 
-class Parts(NamedTuple):
-    """Atoms and bonds that a molecule is drawn of, as columns of `Component`; `place` gives
-    stereochemistry if it has all coordinates."""
+class MoleculeAtoms(NamedTuple):
+    """Atoms and bonds of a molecule, as columns of `Component`.
+
+    `position` gives stereochemistry if it has all coordinates.
+    """
 
     name: np.ndarray
     element: np.ndarray
     charge: np.ndarray
     bond: np.ndarray
     order: np.ndarray
-    place: np.ndarray
+    position: np.ndarray
 
 
-def component_parts(one: Component) -> Parts:
-    """Those of a component, hydrogens too."""
-    place = one.ideal if np.isfinite(one.ideal).all() else one.model
-    return Parts(one.name, one.element, one.charge, one.bond, one.bond_order, place)
+def component_atoms(component: Component) -> MoleculeAtoms:
+    """Atoms and bonds of a component, hydrogens included."""
+    position = component.ideal if np.isfinite(component.ideal).all() else component.model
+    return MoleculeAtoms(
+        component.name,
+        component.element,
+        component.charge,
+        component.bond,
+        component.bond_order,
+        position,
+    )
 
 
-def ligand_parts(record: EntryRecord, section: RulesetSection, chain: int) -> Parts:
-    """Those of a chain of a section."""
+def ligand_atoms(record: EntryRecord, section: RulesetSection, chain: int) -> MoleculeAtoms:
+    """Atoms and bonds of a section's chain."""
     low, high = section.residue_atom[section.chain_residue[[chain, chain + 1]]]
     inside = ((section.bond_atom >= low) & (section.bond_atom < high)).all(1)
     row = section.atom_row[low:high]
-    return Parts(
+    return MoleculeAtoms(
         name=section.atom_name[low:high],
         element=section.atom_element[low:high],
         charge=section.atom_charge[low:high],
         bond=section.bond_atom[inside] - low,
-        order=_OF_BIOTITE[section.bond_type[inside]],
-        place=np.where(row[:, None] >= 0, record.atom_position[row], np.nan),
+        order=_BIOTITE_ORDERS[section.bond_type[inside]],
+        position=np.where(row[:, None] >= 0, record.atom_position[row], np.nan),
     )
 
 
-def component_molecule(component: Component, conformers: int) -> MadeMolecule:
+def component_molecule(component: Component, conformers: int) -> ReferenceMolecule:
     """The reference molecule of a component: its heavy atoms."""
-    heavy, parts = np.flatnonzero(component.heavy), component_parts(component)
-    graph = molecule_graph(parts)
+    heavy, atoms = np.flatnonzero(component.heavy), component_atoms(component)
+    graph = molecule_graph(atoms)
     position = _embedded(graph, heavy, component.code, conformers)
     mask, origin = np.ones(len(heavy), bool), "computed"
     if position is None:
         origin, position, mask = "none", np.zeros([1, len(heavy), 3]), np.zeros(len(heavy), bool)
-        for name, known in (("model", component.model), ("ideal", component.ideal)):
-            there = np.isfinite(known[heavy]).all(1)
-            if there.any():
-                origin, mask = name, there
-                position = np.where(there[:, None], known[heavy], 0)[None]
-    return MadeMolecule(_molecule(graph, heavy, parts, position, mask), origin)
+        for name, coordinates in (("model", component.model), ("ideal", component.ideal)):
+            finite = np.isfinite(coordinates[heavy]).all(1)
+            if finite.any():
+                origin, mask = name, finite
+                position = np.where(finite[:, None], coordinates[heavy], 0)[None]
+    return ReferenceMolecule(_molecule(graph, heavy, atoms, position, mask), origin)
 
 
 def annotated_molecule(path: str, *, hidden: bool) -> Molecule:
-    """The molecule of an SDF file of OpenFold3's, with the conformer in it; `hidden`: without
-    coordinates, as one that would leak.
+    """The molecule of an OpenFold3 SDF file, with its conformer.
+
+    Args:
+        hidden: drop the coordinates, as they would leak.
 
     Raises:
-        InputError: the file is no such one.
+        InputError: it is not a file of OpenFold3.
     """
     chem = rdkit()
     try:
@@ -100,49 +111,49 @@ def annotated_molecule(path: str, *, hidden: bool) -> Molecule:
         if not len(position) == len(names) == len(used):
             raise ValueError("annotations of other atoms")
     except (OSError, StopIteration, AttributeError, KeyError, ValueError, RuntimeError) as error:
-        raise InputError(f"no molecule of OpenFold3's: {error!r}", path=path) from None
+        raise InputError(f"not a molecule of OpenFold3: {error!r}", path=path) from None
     mask = used & (not hidden)
     pairs = [[bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()] for bond in graph.GetBonds()]
-    element = np.array([one.GetSymbol() for one in atoms])
-    charge = np.array([one.GetFormalCharge() for one in atoms])
+    element = np.array([atom.GetSymbol() for atom in atoms])
+    charge = np.array([atom.GetFormalCharge() for atom in atoms])
     bond = np.array(pairs, np.int64).reshape(-1, 2)
-    parts = Parts(names, element, charge, bond, bond[:, 0] * 0, position)
+    parts = MoleculeAtoms(names, element, charge, bond, bond[:, 0] * 0, position)
     position = np.where(mask[:, None], position, 0)[None]
     return _molecule(graph, np.arange(len(atoms)), parts, position, mask)
 
 
 def ligand_molecules(
     record: EntryRecord, section: RulesetSection, conformers: int
-) -> dict[str, MadeMolecule]:
-    """Molecules of ligands of several residues, each made of the atoms of its first copy."""
-    made: dict[str, MadeMolecule] = {}
-    several = (section.chain_type == LIGAND) & (np.diff(section.chain_residue) > 1)
-    for chain in np.flatnonzero(several).tolist():
+) -> dict[str, ReferenceMolecule]:
+    """Molecules of ligands with several residues, each from the atoms of its first copy."""
+    molecules: dict[str, ReferenceMolecule] = {}
+    multi_residue = (section.chain_type == LIGAND) & (np.diff(section.chain_residue) > 1)
+    for chain in np.flatnonzero(multi_residue).tolist():
         name = f"{record.entry}_{section.chain_entity[chain]}"
-        if name in made:
+        if name in molecules:
             continue
-        parts = ligand_parts(record, section, chain)
-        graph, heavy = molecule_graph(parts), np.arange(len(parts.name))
+        atoms = ligand_atoms(record, section, chain)
+        graph, heavy = molecule_graph(atoms), np.arange(len(atoms.name))
         position = _embedded(graph, heavy, name, conformers, add_hydrogens=True)
         mask = np.full(len(heavy), position is not None)
         if position is None:
             position = np.zeros([1, len(heavy), 3])
-        molecule = _molecule(graph, heavy, parts, position, mask)
-        made[name] = MadeMolecule(molecule, "computed" if mask.any() else "none")
-    return made
+        molecule = _molecule(graph, heavy, atoms, position, mask)
+        molecules[name] = ReferenceMolecule(molecule, "computed" if mask.any() else "none")
+    return molecules
 
 
 def _molecule(
-    graph: Any, heavy: np.ndarray, parts: Parts, position: np.ndarray, mask: np.ndarray
+    graph: Any, heavy: np.ndarray, atoms: MoleculeAtoms, position: np.ndarray, mask: np.ndarray
 ) -> Molecule:
-    """The heavy atoms of a graph, and the bonds among them."""
-    place = np.full(len(parts.name), -1)
-    place[heavy] = np.arange(len(heavy))
-    pairs = place[parts.bond].reshape(-1, 2)
+    """The heavy atoms of a graph and their bonds."""
+    new_row = np.full(len(atoms.name), -1)
+    new_row[heavy] = np.arange(len(heavy))
+    pairs = new_row[atoms.bond].reshape(-1, 2)
     return Molecule(
-        name=parts.name[heavy],
-        element=element_numbers(parts.element[heavy]).astype(np.int64),
-        charge=parts.charge[heavy].astype(np.int64),
+        name=atoms.name[heavy],
+        element=element_numbers(atoms.element[heavy]).astype(np.int64),
+        charge=atoms.charge[heavy].astype(np.int64),
         position=position.astype(np.float32),
         mask=mask,
         bond=pairs[(pairs >= 0).all(1)].astype(np.int64),
@@ -151,7 +162,7 @@ def _molecule(
 
 
 def conformer_version() -> str:
-    """RDKit's version, on which conformers depend; empty without it."""
+    """RDKit's version, on which conformers depend; '' if it is not installed."""
     try:
         return importlib.metadata.version("rdkit")
     except importlib.metadata.PackageNotFoundError:
@@ -159,10 +170,10 @@ def conformer_version() -> str:
 
 
 def rdkit() -> Any:
-    """RDKit's `Chem`; an `InputError` where it is not installed."""
+    """RDKit's `Chem`; raises `InputError` if it is not installed."""
     try:
         from rdkit import Chem, RDLogger
-        from rdkit.Chem import AllChem  # noqa: F401 (Chem.AllChem is there once it was imported)
+        from rdkit.Chem import AllChem  # noqa: F401 (the import sets Chem.AllChem)
     except ImportError as error:
         raise InputError(
             "conformers need RDKit: pip install 'evofeed[conformers]', or give recorded ones"
@@ -171,24 +182,24 @@ def rdkit() -> Any:
     return Chem
 
 
-def molecule_graph(parts: Parts) -> Any:
-    """RDKit's molecule, sanitized as far as it can be."""
+def molecule_graph(parts: MoleculeAtoms) -> Any:
+    """RDKit's molecule, sanitized as far as possible."""
     chem = rdkit()
     graph = chem.RWMol()
     for element, charge in zip(parts.element.tolist(), parts.charge.tolist(), strict=True):
         atom = chem.Atom(_symbol(element))
         atom.SetFormalCharge(charge)
         graph.AddAtom(atom)
-    for (one, two), order in zip(parts.bond.tolist(), parts.order.tolist(), strict=True):
-        if graph.GetBondBetweenAtoms(one, two) is None:
+    for (first, second), order in zip(parts.bond.tolist(), parts.order.tolist(), strict=True):
+        if graph.GetBondBetweenAtoms(first, second) is None:
             kind = getattr(chem.BondType, _ORDERS.get(order, "SINGLE"))
-            graph.AddBond(one, two, kind)
+            graph.AddBond(first, second, kind)
     for atom in graph.GetAtoms():
         atom.SetNoImplicit(False)
     chem.SanitizeMol(graph, catchErrors=True)
-    if np.isfinite(parts.place).all():
-        conformer = chem.Conformer(len(parts.place))
-        conformer.SetPositions(np.ascontiguousarray(parts.place, np.float64))
+    if np.isfinite(parts.position).all():
+        conformer = chem.Conformer(len(parts.position))
+        conformer.SetPositions(np.ascontiguousarray(parts.position, np.float64))
         graph.AddConformer(conformer)
         chem.AssignStereochemistryFrom3D(graph)
         graph.RemoveAllConformers()
@@ -202,28 +213,28 @@ def _symbol(element: str) -> str:
 def _embedded(
     graph: Any, heavy: np.ndarray, seed_text: str, count: int, *, add_hydrogens: bool = False
 ) -> np.ndarray | None:
-    """Conformers `[K, a, 3]`, each of its own seed; None if none can be made."""
+    """Conformers `[K, a, 3]`, each with its own seed; None if none can be made."""
     chem = rdkit()
-    found: list[np.ndarray] = []
+    conformers: list[np.ndarray] = []
     try:
-        whole = chem.AddHs(graph) if add_hydrogens else chem.Mol(graph)
+        molecule = chem.AddHs(graph) if add_hydrogens else chem.Mol(graph)
         for number in range(count):
             options = chem.AllChem.ETKDGv3()
             options.randomSeed = zlib.crc32(f"{seed_text}:{number}".encode()) & 0x7FFFFFFF
             options.maxIterations = _MAX_ITERATIONS
             options.clearConfs = True
-            if chem.AllChem.EmbedMolecule(whole, options) != 0:
+            if chem.AllChem.EmbedMolecule(molecule, options) != 0:
                 options.useRandomCoords = True
-                if chem.AllChem.EmbedMolecule(whole, options) != 0:
-                    return np.array(found) if found else None
-            found.append(np.array(whole.GetConformer().GetPositions())[heavy])
-    except (RuntimeError, ValueError):  # what RDKit says of valences it cannot have
+                if chem.AllChem.EmbedMolecule(molecule, options) != 0:
+                    return np.array(conformers) if conformers else None
+            conformers.append(np.array(molecule.GetConformer().GetPositions())[heavy])
+    except (RuntimeError, ValueError):  # RDKit raises these for impossible valences
         return None
-    return np.array(found)
+    return np.array(conformers)
 
 
 def _orders(graph: Any, heavy: np.ndarray) -> np.ndarray:
-    """Orders of the heavy atoms that map the molecule onto itself, the identity first."""
+    """Orders of the heavy atoms under which the molecule is unchanged, the identity first."""
     identity = np.arange(len(heavy))
     chem = rdkit()
     pattern = chem.RWMol(graph)
@@ -234,5 +245,5 @@ def _orders(graph: Any, heavy: np.ndarray) -> np.ndarray:
     except (RuntimeError, ValueError):
         return identity[None]
     orders = np.array(matches, np.int64).reshape(-1, len(heavy))
-    there = (orders == identity).all(1)
-    return np.concatenate([identity[None], orders[~there]])[:MAX_ORDERS]
+    is_identity = (orders == identity).all(1)
+    return np.concatenate([identity[None], orders[~is_identity]])[:MAX_ORDERS]

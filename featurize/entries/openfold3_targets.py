@@ -1,7 +1,7 @@
-"""OpenFold3's prepared set -> records: its cache, `<entry>/<entry>.npz`, reference molecules, rows.
+"""OpenFold3's prepared set -> records: cache, `<entry>/<entry>.npz`, molecules and alignments.
 
-The cache is the one of its preprocessing or one cut for training, which has clusters and the
-representatives whose alignments stand for a chain's. A chain with one has its query as sequence.
+The cache is that of its preprocessing or a part for training, which has clusters and the
+representatives whose alignments are used for a chain; its sequence is then the alignment's query.
 Layout: OpenFold3 0.5.0, `preprocessing/structure.py` and `primitives/caches/{format,lmdb}.py`.
 """
 
@@ -24,8 +24,8 @@ from evofeed.featurize.entries.targets import (
     PreparedSet,
     Target,
     array_section,
+    build_target,
     representative,
-    target_of,
 )
 from evofeed.featurize.formats.packed_arrays import TABLE_ERRORS, Inert, unpickle
 from evofeed.featurize.formats.reading import file_ref, read_bytes, read_head
@@ -35,100 +35,100 @@ _TYPES: Final = np.array([0, 2, 1, 3])
 """`RulesetSection.chain_type` of OpenFold3's protein, RNA, DNA and ligand."""
 
 
-def openfold3_set(place: str, alignments: str) -> PreparedSet | None:
+def openfold3_set(path: str, alignments: str) -> PreparedSet | None:
     """The set in a folder, or of one of its caches; None if there is none.
 
     Raises:
-        InputError: the cache is none.
+        InputError: the cache is damaged.
     """
-    root = Path(place)
+    root = Path(path)
     caches = [root] if root.suffix == ".json" or _is_lmdb(root) else _caches(root)
     if not caches:
         return None
     root = caches[0].parent
     arrays = [*root.glob("*/*/*.npz"), *root.glob("*/*.npz")]
-    structures = {one.parent.name: one for one in arrays if _is_structure(one)}
-    rows = [
-        one
-        for one in arrays
-        if not _is_structure(one) and (one.stem == "alignment" or one.parent.parent == root)
-    ]
-    homes = {file.parent.parent if file.stem == "alignment" else file.parent for file in rows}
-    where = alignments or str(min(homes, key=lambda one: ("template" in one.name, one), default=""))
-    named = (
-        {representative(files[0]): files[0] for files in alignment_folders(where)} if where else {}
-    )
+    structures = {file.parent.name: file for file in arrays if _is_structure(file)}
+    folders = {
+        file.parent.parent if file.stem == "alignment" else file.parent
+        for file in arrays
+        if not _is_structure(file) and (file.stem == "alignment" or file.parent.parent == root)
+    }
+    default = min(folders, key=lambda folder: ("template" in folder.name, folder), default="")
+    alignments = alignments or str(default)
+    groups = alignment_folders(alignments) if alignments else []
+    by_representative = {representative(files[0]): files[0] for files in groups}
     items, left_out, molecules = [], [], {}
     try:
-        read = _cache(caches[0])
-        for entry, about in read["structure_data"].items():
-            if about.get("status", "success") != "success" or not about["chains"]:
-                left_out.append((entry, f"OpenFold3 has not prepared it: {about.get('status')}"))
+        cache = _cache(caches[0])
+        for entry, metadata in cache["structure_data"].items():
+            status = metadata.get("status", "success")
+            if status != "success" or not (chains := metadata["chains"]):
+                left_out.append((entry, f"OpenFold3 has not prepared it: {status}"))
                 continue
-            names = {one.get("alignment_representative_id") for one in about["chains"].values()}
-            path = str(structures.get(entry, root / "structure_files" / entry / f"{entry}.npz"))
-            files = [named[name] for name in sorted(names & named.keys(), key=str)]
-            items.append((entry, path, json.dumps({**about, "id": entry}), *files))
-        for name, about in read.get("reference_molecule_data", {}).items():
+            ids = {chain.get("alignment_representative_id") for chain in chains.values()}
+            files = [by_representative[i] for i in sorted(ids & by_representative.keys(), key=str)]
+            file = structures.get(entry, root / "structure_files" / entry / f"{entry}.npz")
+            items.append((entry, str(file), json.dumps({**metadata, "id": entry}), *files))
+        for name, metadata in cache.get("reference_molecule_data", {}).items():
             file = root / "reference_mols" / f"{name}.sdf"
-            if about["conformer_gen_strategy"] == "use_fallback" and file.is_file():
-                hidden = bool(about.get("set_fallback_to_nan"))
+            if metadata["conformer_gen_strategy"] == "use_fallback" and file.is_file():
+                hidden = bool(metadata.get("set_fallback_to_nan"))
                 molecules[name] = annotated_molecule(str(file), hidden=hidden)
     except TABLE_ERRORS as error:
-        raise InputError(f"no cache of OpenFold3: {error!r}", path=str(caches[0])) from None
-    rows_of = (one for one in sorted(root.glob("*template*")) if any(one.glob("*.npz")))
-    templates = str(next(rows_of, ""))
-    return PreparedSet("openfold3", items, where, left_out, molecules, templates)
+        raise InputError(f"not a cache of OpenFold3: {error!r}", path=str(caches[0])) from None
+    templates = (path for path in sorted(root.glob("*template*")) if any(path.glob("*.npz")))
+    template_folder = str(next(templates, ""))
+    return PreparedSet("openfold3", items, alignments, left_out, molecules, template_folder)
 
 
 def _caches(root: Path) -> list[Path]:
-    """Lists of entries that OpenFold3 wrote, those with clusters first, those in LMDB last."""
+    """OpenFold3's caches in a folder, those with clusters first, those in LMDB last."""
     heads = {path: read_head(file_ref(path), _HEAD) for path in sorted(root.glob("*.json"))}
-    found = [path for path, head in heads.items() if b'"structure_data"' in head]
-    found.sort(key=lambda path: b'"cluster_id"' not in heads[path])
-    return found + sorted(filter(_is_lmdb, root.glob("*")))
+    caches = [path for path, head in heads.items() if b'"structure_data"' in head]
+    caches.sort(key=lambda path: b'"cluster_id"' not in heads[path])
+    return caches + sorted(filter(_is_lmdb, root.glob("*")))
 
 
 def _is_lmdb(path: Path) -> bool:
-    return any(path.glob("data.mdb"))  # none where it cannot be listed
+    return any(path.glob("data.mdb"))  # empty for a folder that cannot be listed
 
 
 def _cache(path: Path) -> dict[str, Any]:
-    """A cache as its JSON has it.
+    """A cache in the form of its JSON.
 
     Raises:
-        InputError: the package lmdb is needed and not there, or the database is none.
+        InputError: lmdb is needed but not installed, or the database is damaged.
     """
     if path.is_file():
         return dict(parse_json(read_bytes(file_ref(path))))
     try:
         lmdb = importlib.import_module("lmdb")
     except ImportError:
-        why = "a cache in LMDB needs lmdb: `pip install lmdb`, or name the JSON it was made of"
-        raise InputError(why, path=str(path)) from None
-    found: dict[str, Any] = {"structure_data": {}, "reference_molecule_data": {}}
+        reason = "a cache in LMDB needs lmdb: `pip install lmdb`, or name the JSON it was made of"
+        raise InputError(reason, path=str(path)) from None
+    cache: dict[str, Any] = {"structure_data": {}, "reference_molecule_data": {}}
     try:
-        with lmdb.open(str(path), readonly=True, lock=False) as file, file.begin() as reading:
-            for key, value in reading.cursor():
-                part, _, name = bytes(key).decode().partition(":")
-                if part in found:
+        with lmdb.open(str(path), readonly=True, lock=False) as file, file.begin() as transaction:
+            for key, value in transaction.cursor():
+                table, _, name = bytes(key).decode().partition(":")
+                if table in cache:
                     is_json = value[:1] == b"{"
-                    one = parse_json(value) if is_json else unpickle(value, f"{path}: {name}")
-                    found[part][name] = _plain(one)
+                    record = parse_json(value) if is_json else unpickle(value, f"{path}: {name}")
+                    cache[table][name] = _plain(record)
     except lmdb.Error as error:
-        raise InputError(f"no cache in LMDB: {error}", path=str(path)) from None
-    return found
+        raise InputError(f"not a cache in LMDB: {error}", path=str(path)) from None
+    return cache
 
 
 def _plain(value: Any) -> Any:
-    """Objects of OpenFold3's classes as its JSON has them."""
+    """Objects of OpenFold3's classes in the form of its JSON."""
     if isinstance(value, Inert):
-        values = {key: one for key, one in vars(value).items() if key != "values"}
+        values = {key: item for key, item in vars(value).items() if key != "values"}
         return _plain(values) if values else None
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value.isoformat()[:10] if isinstance(value, datetime.date) else value
 
 
@@ -137,30 +137,32 @@ def _is_structure(path: Path) -> bool:
 
 
 def openfold3_target(
-    about: dict[str, Any], arrays: Mapping[str, Any], queries: Mapping[Any, str]
+    metadata: dict[str, Any], arrays: Mapping[str, Any], queries: Mapping[Any, str]
 ) -> Target:
-    """A structure, what the cache says of it, and queries of its representatives."""
+    """The target of a structure: its item in the cache, arrays, queries by representative."""
     position = arrays["coord"]
     section = array_section(
         "openfold3",
         arrays,
         arrays["bonds"],
         ~np.isnan(position).all(1),
-        [pair.split("_") if isinstance(pair, str) else pair for pair in about["interfaces"]],
+        [pair.split("_") if isinstance(pair, str) else pair for pair in metadata["interfaces"]],
         chain_type=_TYPES[arrays["molecule_type_id"]],
         chain_entity=arrays["entity_id"],
     )
-    own = [about["chains"][name] for name in section.chain_name.tolist()]
-    if "experimental_method" not in about and not about["resolution"]:
-        about["method"] = "SOLUTION NMR"  # a cache for training has no others without a resolution
-    return target_of(
+    chains = [metadata["chains"][name] for name in section.chain_name.tolist()]
+    if "experimental_method" not in metadata and not metadata["resolution"]:
+        metadata["method"] = (
+            "SOLUTION NMR"  # the only method without a resolution in a cache for training
+        )
+    return build_target(
         section,
-        about["id"],
+        metadata["id"],
         position,
-        about,
+        metadata,
         [
-            (queries.get(one.get("alignment_representative_id")), one.get("cluster_id"))
-            for one in own
+            (queries.get(chain.get("alignment_representative_id")), chain.get("cluster_id"))
+            for chain in chains
         ],
         occupancy=arrays["occupancy"],
     )

@@ -1,4 +1,4 @@
-"""One mmCIF file -> its record, what each project makes of it, and what is left out and why."""
+"""One mmCIF file -> its record, a section of each project, and notes on what is left out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evofeed.protein.entry_record import Dropped, EntryRecord, solvent_rows
 from evofeed.protein.ruleset_section import EntryRefused, RulesetSection
 from evofeed.store.inner import PROJECTS
 
-_SHOWN: Final = 20
+_MAX_NOTES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class PreparedEntry:
 
     record: EntryRecord
     sections: dict[str, RulesetSection]
-    """By project; those that refuse it are absent."""
+    """By project; projects that refuse the entry are absent."""
     refused: dict[str, str]
-    """Why a project does not take it."""
+    """Reason by project that does not accept the entry."""
 
     @property
     def record_id(self) -> str:
@@ -42,52 +42,55 @@ class PreparedEntry:
         return f"{self.record.entry}-{assembly}" if assembly else self.record.entry
 
     def components(self, project: str) -> set[str]:
-        """Codes of the components that a project needs reference molecules of."""
+        """Codes of the components whose reference molecules a project needs."""
         section = self.sections[project]
-        if project != "openfold3":  # a molecule a residue
+        if project != "openfold3":  # one molecule for each residue
             return set(section.residue_name.tolist())
         names = set(molecule_names(self.record.entry, section)[1])
         return {name for name in names if not name.startswith(f"{self.record.entry}_")}
 
     def notes(self) -> tuple[str, ...]:
-        """What is left out, in words; a project a line."""
-        found = [f"{project} does not take it: {why}" for project, why in self.refused.items()]
-        found += [f"{one.what} left out: {one.reason}" for one in self.record.dropped]
+        """Notes on what is left out."""
+        notes = [
+            f"{project} does not accept it: {reason}" for project, reason in self.refused.items()
+        ]
+        notes += [f"{item.what} left out: {item.reason}" for item in self.record.dropped]
         for project, section in self.sections.items():
-            counts = Counter(_words(one) for one in section.dropped)
-            found += [f"{project}: {words}" for words in sorted(counts)]
-        return tuple(found[:_SHOWN])
+            counts = Counter(_describe(item) for item in section.dropped)
+            notes += [f"{project}: {note}" for note in sorted(counts)]
+        return tuple(notes[:_MAX_NOTES])
 
 
 def count_left_out(files: Iterable[str], components: str) -> dict[str, dict[str, int]]:
-    """How often the rules of each project leave something out of mmCIF files, in words; nothing is
-    made of them. `entry` counts those that it takes.
+    """Counts by project of what its rules leave out of mmCIF files, by description.
+
+    `entry` counts the entries that it accepts. Nothing is written.
 
     Raises:
         InputError: there is no dictionary of components.
     """
     table = read_components(components)
-    found = {project: Counter({"entry": 0}) for project in PROJECTS}
+    counts = {project: Counter({"entry": 0}) for project in PROJECTS}
     for path in files:
         try:
             record = entry_record(read_bytes(file_ref(path), InputCaps()), path=path)
-            sections, refused = _sections(record, table, found)
-            _stored(record, sections)
+            sections, refused = _sections(record, table, counts)
+            _without_solvent(record, sections)
         except InputError as error:
-            sections, refused = {}, dict.fromkeys(found, error.message)
-        for project, why in refused.items():
-            found[project][f"entry left out: {why}"] += 1
+            sections, refused = {}, dict.fromkeys(counts, error.message)
+        for project, reason in refused.items():
+            counts[project][f"entry left out: {reason}"] += 1
         for project, section in sections.items():
-            words = (_words(dataclasses.replace(one, chain="")) for one in section.dropped)
-            found[project].update(["entry", *words])
-    return {project: dict(counts) for project, counts in found.items()}
+            notes = (_describe(dataclasses.replace(item, chain="")) for item in section.dropped)
+            counts[project].update(["entry", *notes])
+    return {project: dict(counter) for project, counter in counts.items()}
 
 
-def _words(one: Dropped) -> str:
+def _describe(item: Dropped) -> str:
     where = " ".join(
-        part for part in (one.component, one.chain and f"of chain {one.chain}") if part
+        part for part in (item.component, item.chain and f"of chain {item.chain}") if part
     )
-    return f"{one.what} {where} left out: {one.reason}".replace("  ", " ")
+    return f"{item.what} {where} left out: {item.reason}".replace("  ", " ")
 
 
 def prepare_entry(
@@ -98,18 +101,18 @@ def prepare_entry(
     path: str = "",
     options: Mapping[str, Any] | None = None,
 ) -> PreparedEntry:
-    """The record of an mmCIF file and what every project makes of it, by `options` of its name.
+    """The record of an mmCIF file and the section of every project, with its rules in `options`.
 
     Raises:
-        MmcifError: it is no mmCIF, or its tables contradict each other.
-        EntryRefused: no project takes it; the message has every reason.
+        MmcifError: the file is not mmCIF, or its tables contradict each other.
+        EntryRefused: no project accepts it; the message has every reason.
     """
     record = entry_record(data, path=path)
     sections, refused = _sections(record, components, projects, options or {})
     if not sections:
-        why = "; ".join(f"{project}: {reason}" for project, reason in refused.items())
-        raise EntryRefused(f"no project takes it: {why}", item=record.entry, path=path)
-    return PreparedEntry(**_stored(record, sections), refused=refused)
+        reasons = "; ".join(f"{project}: {reason}" for project, reason in refused.items())
+        raise EntryRefused(f"no project accepts it: {reasons}", item=record.entry, path=path)
+    return PreparedEntry(**_without_solvent(record, sections), refused=refused)
 
 
 def _sections(
@@ -118,36 +121,36 @@ def _sections(
     projects: Iterable[str],
     options: Mapping[str, Any] = {},
 ) -> tuple[dict[str, RulesetSection], dict[str, str]]:
-    """What every project makes of a record, and why those refuse it that do."""
+    """The section of every project that accepts the record, the reason of every other."""
     sections: dict[str, RulesetSection] = {}
     refused: dict[str, str] = {}
     for project in projects:
         try:
             module = importlib.import_module(f"evofeed.featurize.records.rulesets.{project}")
-            make = getattr(module, f"{project}_section")
-            sections[project] = make(record, components, options.get(project))
+            section_of = getattr(module, f"{project}_section")
+            sections[project] = section_of(record, components, options.get(project))
         except (EntryRefused, ComponentMissing) as error:
             refused[project] = error.message
     return sections, refused
 
 
-def _stored(record: EntryRecord, sections: dict[str, RulesetSection]) -> dict[str, Any]:
-    """Record and sections without waters and hydrogens, which no project takes."""
+def _without_solvent(record: EntryRecord, sections: dict[str, RulesetSection]) -> dict[str, Any]:
+    """Record and sections without waters and hydrogens that no project keeps."""
     keep = ~solvent_rows(record)
     for section in sections.values():
         keep[section.atom_row[section.atom_row >= 0]] = True
-    moved = np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1)
-    short = record.taking(keep)
-    place = {label: row for row, label in enumerate(short.chain_label)}
-    chains = np.array([place.get(label, -1) for label in record.chain_label], np.int64)
-    out = {}
+    new_row = np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1)
+    reduced = record.taking(keep)
+    chain_row = {label: row for row, label in enumerate(reduced.chain_label)}
+    chains = np.array([chain_row.get(label, -1) for label in record.chain_label], np.int64)
+    renumbered = {}
     for project, section in sections.items():
         asym = chains[section.chain_asym]
         if (asym < 0).any():
             raise InputError("a chain without a heavy atom is taken", item=record.entry)
-        out[project] = dataclasses.replace(
+        renumbered[project] = dataclasses.replace(
             section,
-            atom_row=moved[section.atom_row].astype(section.atom_row.dtype),
+            atom_row=new_row[section.atom_row].astype(section.atom_row.dtype),
             chain_asym=asym.astype(section.chain_asym.dtype),
         )
-    return {"record": short, "sections": out}
+    return {"record": reduced, "sections": renumbered}

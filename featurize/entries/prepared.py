@@ -1,4 +1,4 @@
-"""Which project has prepared a folder, and how its entries are read."""
+"""Prepared sets of the three projects: recognition of a folder and reading of its entries."""
 
 from __future__ import annotations
 
@@ -24,31 +24,38 @@ _READERS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Target]]]] = {
 }
 
 
-def prepared_set(place: str, alignments: str) -> PreparedSet | None:
-    """The set in a folder; None if no project has prepared it.
+def prepared_set(folder: str, alignments: str) -> PreparedSet | None:
+    """The set in a folder; None if no project prepared it.
 
     Raises:
-        InputError: the set's own list is damaged.
+        InputError: the set's list of entries is damaged.
     """
-    roads = (boltz_set, openfold3_set, protenix_set)
-    return next(filter(None, (road(place, alignments) for road in roads)), None)
+    readers = (boltz_set, openfold3_set, protenix_set)
+    return next(filter(None, (read(folder, alignments) for read in readers)), None)
 
 
 def read_target(
-    project: str, path: str, about: str, *alignments: str, components: ComponentTable | None = None
+    project: str,
+    path: str,
+    metadata: str,
+    *alignments: str,
+    components: ComponentTable | None = None,
 ) -> Target:
-    """What a prepared structure gives; `about` is what the set's list says of it, JSON. The
-    dictionary has what Boltz 2 leaves to it.
+    """The target of a prepared structure.
+
+    Args:
+        metadata: the structure's item in the set's list, JSON.
+        components: the dictionary, which Boltz 2 needs for elements and charges.
 
     Raises:
         InputError: a file is damaged or another version's, holds more than arrays and plain values,
             or its tables contradict each other.
     """
-    read, make = _READERS[project]
+    read, build = _READERS[project]
     tables = read(read_bytes(file_ref(path), InputCaps()), path)
     queries = {representative(file): query_of(file) for file in alignments}
     try:
-        more = {"components": components or ComponentTable({})} if project == "boltz" else {}
-        return make(parse_json(about), tables, queries, **more)
+        dictionary = {"components": components or ComponentTable({})} if project == "boltz" else {}
+        return build(parse_json(metadata), tables, queries, **dictionary)
     except TABLE_ERRORS as error:
-        raise InputError(f"no structure that {project} prepared: {error!r}", path=path) from None
+        raise InputError(f"not a structure that {project} prepared: {error!r}", path=path) from None

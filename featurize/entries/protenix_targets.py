@@ -1,7 +1,7 @@
 """Protenix's prepared set -> records: `indices/*.csv` and `mmcif_bioassembly/<entry>.pkl.gz`.
 
-Atoms, reference conformers, interfaces and clusters are Protenix's own. Pickles build arrays and
-plain values alone. Layout: Protenix 2.0, `scripts/prepare_training_data.py`.
+Atoms, reference conformers, interfaces and clusters are Protenix's own. Pickles can build only
+arrays and plain values. Layout: Protenix 2.0, `scripts/prepare_training_data.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from evofeed.featurize.entries.targets import (
     PreparedSet,
     Target,
     array_section,
-    conformers_of,
-    target_of,
+    build_target,
+    reference_molecules,
 )
 from evofeed.featurize.formats.packed_arrays import TABLE_ERRORS, Inert
 from evofeed.featurize.formats.reading import file_ref, read_bytes
@@ -30,80 +30,84 @@ from evofeed.protein.molecules import element_numbers
 _TYPES: Final = {"protein": 0, "dna": 1, "rna": 2, "ligand": 3}
 
 
-def protenix_set(place: str, alignments: str) -> PreparedSet | None:
+def protenix_set(path: str, alignments: str) -> PreparedSet | None:
     """The set in a folder; None if there is none.
 
     Raises:
-        InputError: its list is none.
+        InputError: one of its lists is damaged.
     """
-    root = Path(place)
+    root = Path(path)
     folder = next((p for p in sorted(root.glob("*bioassembly*")) if p.is_dir()), None)
-    lists = sorted([*root.glob("indices/*.csv*"), *root.glob("*indices*.csv*")])
-    if folder is None or not lists:
+    tables = sorted([*root.glob("indices/*.csv*"), *root.glob("*indices*.csv*")])
+    if folder is None or not tables:
         return None
-    found: dict[str, dict[str, Any]] = {}
-    for table in lists:
+    entries: dict[str, dict[str, Any]] = {}
+    for table in tables:
         try:
             for row in csv.DictReader(io.StringIO(read_bytes(file_ref(table)).decode())):
-                known: dict[str, Any] = {"near": [], "clusters": {}}
-                about = found.setdefault(row["pdb_id"], known)
-                about["release_date"] = row["release_date"]
+                empty: dict[str, Any] = {"interfaces": [], "clusters": {}}
+                metadata = entries.setdefault(row["pdb_id"], empty)
+                metadata["release_date"] = row["release_date"]
                 pair = [row["chain_1_id"], row.get("chain_2_id")]
-                if row["type"] == "interface" and pair not in about["near"]:
-                    about["near"].append(pair)
+                if row["type"] == "interface" and pair not in metadata["interfaces"]:
+                    metadata["interfaces"].append(pair)
                 cluster = row.get("cluster_1_id") or row["cluster_id"]
                 if row["type"] == "chain" and row["mol_1_type"] in ("prot", "nuc"):
-                    about["clusters"][row["entity_1_id"]] = cluster
+                    metadata["clusters"][row["entity_1_id"]] = cluster
         except TABLE_ERRORS as error:
-            raise InputError(f"no list of Protenix: {error!r}", path=str(table)) from None
+            raise InputError(f"not a list of Protenix: {error!r}", path=str(table)) from None
     items: list[tuple[str, ...]] = []
-    for entry, about in found.items():
-        items.append((entry, str(folder / f"{entry}.pkl.gz"), json.dumps(about)))
-    rows = alignments or (place if any(root.glob("*msa*")) else "")
+    for entry, metadata in entries.items():
+        items.append((entry, str(folder / f"{entry}.pkl.gz"), json.dumps(metadata)))
+    alignment_folder = alignments or (path if any(root.glob("*msa*")) else "")
     templates = root / "mmcif"
     return PreparedSet(
-        "protenix", items, rows, templates=str(templates) if templates.is_dir() else ""
+        "protenix", items, alignment_folder, templates=str(templates) if templates.is_dir() else ""
     )
 
 
 def protenix_target(
-    about: dict[str, Any], whole: Mapping[str, Any], _queries: Mapping[str, str]
+    metadata: dict[str, Any], tables: Mapping[str, Any], _queries: Mapping[str, str]
 ) -> Target:
-    """An entry's dictionary, and what the lists say of it."""
-    array = vars(whole["atom_array"])
-    notes, position = array["_annot"], array["_coord"]
-    kinds = np.array([_TYPES[name] for name in notes["chain_mol_type"].tolist()])
+    """The target of an entry's dictionary, with its rows in the lists."""
+    array = vars(tables["atom_array"])
+    annotations, position = array["_annot"], array["_coord"]
+    kinds = np.array([_TYPES[name] for name in annotations["chain_mol_type"].tolist()])
     section = array_section(
         "protenix",
-        notes,
+        annotations,
         _bonds(array["_bonds"]),
-        np.asarray(notes["is_resolved"]).astype(bool),
-        about["near"],
+        np.asarray(annotations["is_resolved"]).astype(bool),
+        metadata["interfaces"],
         chain_type=kinds,
-        chain_entity=notes["entity_id_int"],
-        chain_copy=notes["sym_id_int"],
-        chain_number=notes["asym_id_int"],
+        chain_entity=annotations["entity_id_int"],
+        chain_copy=annotations["sym_id_int"],
+        chain_number=annotations["asym_id_int"],
     )
-    numbers = notes["entity_id_int"].tolist()
-    names = dict(zip(numbers, notes["label_entity_id"].tolist(), strict=True))
-    own = [names[number] for number in section.chain_entity.tolist()]
+    numbers = annotations["entity_id_int"].tolist()
+    names = dict(zip(numbers, annotations["label_entity_id"].tolist(), strict=True))
+    entities = [names[number] for number in section.chain_entity.tolist()]
     elements = element_numbers(section.atom_element)
-    return target_of(
+    return build_target(
         section,
-        str(whole["pdb_id"]),
+        str(tables["pdb_id"]),
         position,
-        {**about, "resolution": whole["resolution"]},
-        [(whole["sequences"].get(name), about["clusters"].get(name)) for name in own],
+        {**metadata, "resolution": tables["resolution"]},
+        [(tables["sequences"].get(name), metadata["clusters"].get(name)) for name in entities],
         names=names,
-        polymers={key: whole["entity_poly_type"].get(name, "") for key, name in names.items()},
-        occupancy=notes.get("occupancy"),
-        molecules=conformers_of(
-            section, elements, notes["ref_charge"], notes["ref_pos"], notes["ref_mask"]
+        polymers={key: tables["entity_poly_type"].get(name, "") for key, name in names.items()},
+        occupancy=annotations.get("occupancy"),
+        molecules=reference_molecules(
+            section,
+            elements,
+            annotations["ref_charge"],
+            annotations["ref_pos"],
+            annotations["ref_mask"],
         ),
     )
 
 
-def _bonds(found: Inert) -> np.ndarray:
-    """biotite's bonds: an attribute of today's class, in the state of an earlier one."""
-    state = vars(found).get("state", vars(found).values())
-    return next(one for one in state if isinstance(one, np.ndarray) and one.ndim == 2)
+def _bonds(bond_list: Inert) -> np.ndarray:
+    """biotite's bonds, an attribute or, of earlier versions, in the pickled state."""
+    state = vars(bond_list).get("state", vars(bond_list).values())
+    return next(value for value in state if isinstance(value, np.ndarray) and value.ndim == 2)

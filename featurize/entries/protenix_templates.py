@@ -1,7 +1,7 @@
-"""Hits of a query as Protenix draws templates of them, each chain aligned to the query anew.
+"""Template hits of a query for Protenix, which realigns each chain to the query.
 
-Beside the folder of mmCIF files, or in `common/` there, are its `release_date_cache.json` and
-`obsolete_to_successor.json`. Source: Protenix 2.0, `data/template/template_utils.py`.
+`release_date_cache.json` and `obsolete_to_successor.json` are in the folder of mmCIF files, next
+to it or in `common/` there. Source: Protenix 2.0, `data/template/template_utils.py`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _RULES: Final = FeaturizeConfig(
     lone_chain=False,
     collapse_heterogeneity=False,
 )
-_DRAWN: Final = (20, 4)
-"""Up to 4 templates are drawn, of the first 20 hits in any order, then of the others in theirs."""
+_SHUFFLED, _MAX_TEMPLATES = 20, 4
+"""Up to 4 templates are drawn: the first 20 hits in random order, then the others in order."""
 
 
 class _Hit(NamedTuple):
@@ -53,73 +53,79 @@ class _Hit(NamedTuple):
 def protenix_hits(
     hits: Sequence[TemplateHit], query: str, folder: str, use: FolderUse, run: str = ""
 ) -> tuple[TemplateHits, list[str]]:
-    """The hits that an entry of some date draws of, and what was passed over, in words.
+    """The hits that entries of any date may draw, and notes on hits that were passed over.
 
-    A hit that nobody draws is left out: its sequence is an earlier hit's, or of those before it
-    that are listed no later there are 20, 4 different templates among them.
+    A hit that is never drawn is left out: it repeats the sequence of an earlier one, or 20 earlier
+    hits listed by the same date have 4 different templates.
 
     Raises:
-        InputError: a table of entries is none.
+        InputError: a table of entries is damaged.
     """
     library, dates, tables = _library(folder, run)
     library.use = use
     use.files |= tables
-    about, over = TemplateQuery(query), Counter[str]()
-    kept: list[_Hit] = []
-    first, most = _DRAWN
+    target, passed_over = TemplateQuery(query), Counter[str]()
+    drawable: list[_Hit] = []
+
     for hit in sorted(hits, key=lambda hit: hit.sum_probs or 0.0, reverse=True):
         try:
-            if reason := prefilter(hit, about, library, _ALWAYS, _RULES):
+            if reason := prefilter(hit, target, library, _ALWAYS, _RULES):
                 raise TemplateError(reason)
-            listed = _listed(hit, library, dates)
+            listed = _release_date(hit, library, dates)
         except TemplateError as error:
-            over[error.message] += 1
+            passed_over[error.message] += 1
             continue
         sequence = hit.hit_sequence.replace("-", "")
-        before = [one for one in kept if one.listed <= listed]
-        sequences = {one.sequence for one in before}
-        different = {one.template.sequence for one in before if one.template}
-        if sequence in sequences or (len(sequences) >= first and len(different) >= most):
+        before = [earlier for earlier in drawable if earlier.listed <= listed]
+        sequences = {earlier.sequence for earlier in before}
+        templates = {earlier.template.sequence for earlier in before if earlier.template}
+        is_unreachable = len(sequences) >= _SHUFFLED and len(templates) >= _MAX_TEMPLATES
+        if sequence in sequences or is_unreachable:
             continue
         try:
-            template = build_template(hit, about, library, _ALWAYS, _RULES)
-        except TemplateError as error:  # it is drawn of all the same
-            over[error.message] += 1
+            template = build_template(hit, target, library, _ALWAYS, _RULES)
+        except TemplateError as error:  # it is drawn from all the same
+            passed_over[error.message] += 1
             template = None
-        kept.append(_Hit(listed, sequence, template))
-    words = "protenix: {} template hits passed over: {}"
-    return _table_of(kept, len(query)), [words.format(n, why) for why, n in sorted(over.items())]
+        drawable.append(_Hit(listed, sequence, template))
+    notes = [
+        f"protenix: {count} template hits passed over: {reason}"
+        for reason, count in sorted(passed_over.items())
+    ]
+    return _hit_table(drawable, len(query)), notes
 
 
-def _listed(hit: TemplateHit, library: TemplateLibrary, dates: dict[str, str]) -> str:
-    """When a hit's entry was released, by the table of dates; without one by its own file."""
+def _release_date(hit: TemplateHit, library: TemplateLibrary, dates: dict[str, str]) -> str:
+    """Release date of a hit's entry, from the table of dates or, without one, from its file."""
     name = HIT_NAME.match(hit.name)
     assert name is not None
     entry = name[1].lower()
     if not dates:
         return library.structure(library.current_id(entry)).release_date or _ALWAYS
-    known = dates.get(entry) or dates.get(library.current_id(entry))
-    if known is None:
+    date = dates.get(entry) or dates.get(library.current_id(entry))
+    if date is None:
         raise TemplateError("its entry is not in release_date_cache.json")
-    return known
+    return date
 
 
-def _table_of(kept: Sequence[_Hit], length: int) -> TemplateHits:
+def _hit_table(hits: Sequence[_Hit], length: int) -> TemplateHits:
     numbers: dict[str, int] = {}
-    shape = (len(kept), length)
-    restype, seen = np.full(shape, GAP, np.uint8), np.zeros((*shape, ATOM37_NUM), bool)
+    shape = (len(hits), length)
+    restype, mask = np.full(shape, GAP, np.uint8), np.zeros((*shape, ATOM37_NUM), bool)
     position = [np.zeros((0, 3), np.float32)]
-    for row, one in enumerate(kept):
-        if one.template:
-            restype[row], seen[row] = one.template.aatype, one.template.mask > 0
-            position.append(one.template.positions[seen[row]])
+    for row, hit in enumerate(hits):
+        if hit.template:
+            restype[row], mask[row] = hit.template.aatype, hit.template.mask > 0
+            position.append(hit.template.positions[mask[row]])
     return TemplateHits(
-        name=tuple(one.template.name if one.template else "" for one in kept),
-        listed=tuple(one.listed for one in kept),
-        date=tuple(one.template.release_date if one.template else "" for one in kept),
-        sequence=np.array([numbers.setdefault(o.sequence, len(numbers)) for o in kept], np.int32),
+        name=tuple(hit.template.name if hit.template else "" for hit in hits),
+        listed=tuple(hit.listed for hit in hits),
+        date=tuple(hit.template.release_date if hit.template else "" for hit in hits),
+        sequence=np.array(
+            [numbers.setdefault(hit.sequence, len(numbers)) for hit in hits], np.int32
+        ),
         restype=restype,
-        seen=seen,
+        seen=mask,
         position=np.concatenate(position),
     )
 
@@ -127,17 +133,17 @@ def _table_of(kept: Sequence[_Hit], length: int) -> TemplateHits:
 @functools.lru_cache(maxsize=1)
 def _library(folder: str, run: str) -> tuple[TemplateLibrary, dict[str, str], dict[str, str]]:
     tables: dict[str, str] = {}
-    dates = _json(folder, "release_date_cache.json", tables).items()
-    obsolete = _json(folder, "obsolete_to_successor.json", tables)
-    known = {name.lower(): one["release_date"] for name, one in dates if "release_date" in one}
-    return TemplateLibrary(folder, _RULES, obsolete=obsolete), known, tables
+    rows = _read_table(folder, "release_date_cache.json", tables).items()
+    obsolete = _read_table(folder, "obsolete_to_successor.json", tables)
+    by_entry = {name.lower(): row["release_date"] for name, row in rows if "release_date" in row}
+    return TemplateLibrary(folder, _RULES, obsolete=obsolete), by_entry, tables
 
 
-def _json(folder: str, name: str, tables: dict[str, str]) -> dict[str, Any]:
-    homes = (Path(folder), Path(folder).parent, Path(folder).parent / "common")
-    tables |= {str(home / name): stamp_of(home / name) for home in homes}
-    path = next((home / name for home in homes if (home / name).is_file()), None)
+def _read_table(folder: str, name: str, tables: dict[str, str]) -> dict[str, Any]:
+    folders = (Path(folder), Path(folder).parent, Path(folder).parent / "common")
+    tables |= {str(parent / name): stamp_of(parent / name) for parent in folders}
+    path = next((parent / name for parent in folders if (parent / name).is_file()), None)
     try:
         return dict(parse_json(read_bytes(file_ref(str(path))))) if path else {}
     except (ValueError, TypeError) as error:
-        raise InputError(f"no table of entries: {error!r}", path=str(path)) from None
+        raise InputError(f"not a table of entries: {error!r}", path=str(path)) from None

@@ -1,7 +1,6 @@
-"""What the projects' prepared sets have in common: a section of a project's own tables, the record
-that lies under it, and its conformers.
+"""Shared by the readers of prepared sets: section, record and conformers of a project's tables.
 
-Chains of the assembly stand as chains of the file; what a project left out is not in its tables.
+Chains of the assembly are chains of the file; what a project left out is not in its tables.
 """
 
 from __future__ import annotations
@@ -29,93 +28,109 @@ ONE_LETTER: Final = dict(zip(RESTYPES, "ARNDCQEGHILKMFPSTWYVXAGCUNAGCTN", strict
 
 
 class PreparedSet(NamedTuple):
-    """A folder that a project has prepared."""
+    """A folder that a project prepared."""
 
     project: str
     items: list[tuple[str, ...]]
-    """Name, structure, what the set's list says of it (JSON) and alignments, of every entry."""
+    """Name, structure file, item of the set's list (JSON) and alignments of every entry."""
     alignments: str
-    """Folder of its alignments; empty if there is none."""
+    """Folder of its alignments; '' if there is none."""
     left_out: Sequence[tuple[str, str]] = ()
-    """Entries that the project itself has not prepared, and why."""
+    """Entries that the project did not prepare, and the reasons."""
     molecules: Mapping[str, Molecule] = {}
-    """Reference molecules that are taken as they are."""
+    """Reference molecules that are used unchanged."""
     templates: str = ""
     """Folder of its templates: OpenFold3's caches of them, Protenix's mmCIF files."""
 
 
 class Target(NamedTuple):
-    """What a prepared structure gives."""
+    """The entry, molecules and clusters of a prepared structure."""
 
     entry: PreparedEntry
     molecules: dict[str, Molecule]
-    """Conformers by component, of the atoms that the entry has."""
+    """Conformers by component, with the atoms that the entry has."""
     clusters: dict[str, str]
-    """The project's cluster of every polymer, by `ENTRY_entity`."""
+    """Cluster of every polymer in the project's list, by `ENTRY_entity`."""
 
 
 def representative(file: str) -> str:
-    """Whose alignment it is, by a file's name or its folder's."""
+    """The id of an alignment's representative, from the name of its file or folder."""
     path = Path(file)
     return path.stem if path.suffix == ".npz" and path.stem != "alignment" else path.parent.name
 
 
 def array_section(
     project: str,
-    notes: Mapping[str, Any],
+    annotations: Mapping[str, Any],
     bonds: Any,
-    seen: np.ndarray,
-    near: Iterable[Sequence[str]],
-    **of_atoms: np.ndarray,
+    resolved: np.ndarray,
+    contacts: Iterable[Sequence[str]],
+    **chain_columns: np.ndarray,
 ) -> RulesetSection:
-    """The section of an array of atoms as biotite has them.
+    """The section of an array of atoms in biotite's layout.
 
     Args:
-        seen: atoms with coordinates.
-        near: names of chains in contact.
-        of_atoms: `chain_type` and further columns of chains, given for every atom.
+        resolved: mask of atoms with coordinates.
+        contacts: names of chains in contact.
+        chain_columns: `chain_type` and further columns of chains, with a value for every atom.
 
     Raises:
         ValueError: columns differ in length, or a bond has no such atom.
     """
-    size = len(seen)
-    chain, name, insertion = (_text(notes[n]) for n in ("chain_id", "res_name", "ins_code"))
-    number = np.asarray(notes["res_id"]).astype(np.int64)
-    atom, element = _text(notes["atom_name"]), np.char.upper(_text(notes["element"]))
-    charge = np.asarray(notes["charge"]).astype(np.int64)
-    hetero = np.asarray(notes["hetero"]).astype(bool)
-    columns = (chain, name, insertion, number, atom, element, charge, hetero, *of_atoms.values())
+    size = len(resolved)
+    chain, name, insertion = (_text(annotations[n]) for n in ("chain_id", "res_name", "ins_code"))
+    number = np.asarray(annotations["res_id"]).astype(np.int64)
+    atom_name, element = (
+        _text(annotations["atom_name"]),
+        np.char.upper(_text(annotations["element"])),
+    )
+    charge = np.asarray(annotations["charge"]).astype(np.int64)
+    hetero = np.asarray(annotations["hetero"]).astype(bool)
+    columns = (
+        chain,
+        name,
+        insertion,
+        number,
+        atom_name,
+        element,
+        charge,
+        hetero,
+        *chain_columns.values(),
+    )
     table = np.asarray(bonds).astype(np.int64).reshape(-1, 3)
-    if {len(one) for one in columns} != {size} or not size:
+    if {len(values) for values in columns} != {size} or not size:
         raise ValueError("columns of atoms differ in length")
     if len(table) and not 0 <= table[:, :2].min() <= table[:, :2].max() < size:
         raise ValueError("a bond names an atom that does not exist")
     starts, residues = run_starts(chain), run_starts(chain, number, insertion, name)
     rank = {text: row for row, text in enumerate(chain[starts].tolist())}
     if len(rank) != len(starts):
-        raise ValueError("a chain that stands in two places")
-    count = np.arange(len(starts))
-    fixed = {"chain_copy": 0 * count, "chain_number": count}
+        raise ValueError("the atoms of a chain are not contiguous")
+    numbers = np.arange(len(starts))
+    defaults = {"chain_copy": 0 * numbers, "chain_number": numbers}
     return RulesetSection(
         project=project,
         chain_name=chain[starts],
-        chain_asym=count,
+        chain_asym=numbers,
         chain_operator=np.full(len(starts), -1),
         chain_valid=np.ones(len(starts), bool),
-        **(fixed | {key: column[starts].astype(np.int64) for key, column in of_atoms.items()}),
+        **(
+            defaults
+            | {key: column[starts].astype(np.int64) for key, column in chain_columns.items()}
+        ),
         chain_residue=np.append(np.searchsorted(residues, starts), len(residues)),
         residue_name=name[residues],
         residue_index=number[residues],
         residue_insertion=insertion[residues],
         residue_hetero=hetero[residues],
         residue_atom=np.append(residues, size),
-        atom_name=atom,
+        atom_name=atom_name,
         atom_element=element,
         atom_charge=charge,
-        atom_row=np.where(seen, np.cumsum(seen) - 1, -1),
+        atom_row=np.where(resolved, np.cumsum(resolved) - 1, -1),
         bond_atom=table[:, :2],
         bond_type=table[:, 2],
-        interface=np.array([[rank[a], rank[b]] for a, b in near], np.int64).reshape(-1, 2),
+        interface=np.array([[rank[a], rank[b]] for a, b in contacts], np.int64).reshape(-1, 2),
         dropped=(),
     )
 
@@ -125,33 +140,33 @@ def _text(column: Any) -> np.ndarray:
     return text
 
 
-def target_of(
+def build_target(
     section: RulesetSection,
     entry: str,
     position: np.ndarray,
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     chains: Sequence[tuple[str | None, Any]],
     *,
     names: Mapping[int, str] | None = None,
     polymers: Mapping[int, str] | None = None,
     occupancy: np.ndarray | None = None,
-    before: int = 0,
+    offset: int = 0,
     molecules: dict[str, Molecule] | None = None,
 ) -> Target:
-    """A section with the record of the atoms that were seen.
+    """A section with the record of its resolved atoms.
 
     Args:
-        facts: dates, resolution and method, by the projects' own names.
-        chains: sequence and cluster of every chain, as far as the set has them; letters of the
-            residues stand for a sequence.
-        names, polymers: of entities, where they are not the number and the type of the chain.
-        before: number before the first residue.
+        metadata: dates, resolution and method, by the projects' own names.
+        chains: sequence and cluster of every chain, or None; a missing sequence is made of the
+            residues' letters.
+        names, polymers: of entities, unless they are the number and the type of the chain.
+        offset: number before the first residue.
 
     Raises:
         ValueError: a coordinate is missing or not finite.
     """
-    seen = section.atom_row >= 0
-    if position.shape != (len(seen), 3) or not np.isfinite(position[seen]).all():
+    resolved = section.atom_row >= 0
+    if position.shape != (len(resolved), 3) or not np.isfinite(position[resolved]).all():
         raise ValueError("coordinates that are not three finite numbers an atom")
     numbers, first = np.unique(section.chain_entity, return_index=True)
     entities, clusters = [], {}
@@ -169,22 +184,27 @@ def target_of(
                 polymer=polymer,
                 monomers=monomers,
                 rivals=(),
-                sequence=sequence or "".join(ONE_LETTER.get(one, "X") for one in monomers),
+                sequence=sequence or "".join(ONE_LETTER.get(value, "X") for value in monomers),
             )
         )
         if polymer and cluster is not None:
             clusters[f"{entry.upper()}_{name}"] = str(cluster)
-    counts = np.add.reduceat(seen, section.residue_atom[:-1], dtype=np.int64)
-    residues, size = np.flatnonzero(counts), int(seen.sum())
-    number = section.residue_index[residues] - before
-    known, method = facts.get("resolution"), facts.get("method") or facts.get("experimental_method")
-    dates = [facts.get(name) for name in ("release_date", "released", "revised")]
+    counts = np.add.reduceat(resolved, section.residue_atom[:-1], dtype=np.int64)
+    residues, size = np.flatnonzero(counts), int(resolved.sum())
+    number = section.residue_index[residues] - offset
+    resolution, method = (
+        metadata.get("resolution"),
+        metadata.get("method") or metadata.get("experimental_method"),
+    )
+    dates = [metadata.get(name) for name in ("release_date", "released", "revised")]
     record = EntryRecord(
         entry=entry,
         assembly="",
-        deposit_date=facts.get("deposited") or "",
-        release_dates=tuple(str(one) for one in dates if one),
-        resolutions=(("_refine.ls_d_res_high", str(known)),) if known and known > 0 else (),
+        deposit_date=metadata.get("deposited") or "",
+        release_dates=tuple(str(value) for value in dates if value),
+        resolutions=(("_refine.ls_d_res_high", str(resolution)),)
+        if resolution and resolution > 0
+        else (),
         methods=(method.upper(),) if method else (),
         oligomeric_count="",
         entities=tuple(entities),
@@ -201,43 +221,43 @@ def target_of(
         residue_insertion=section.residue_insertion[residues],
         residue_hetero=section.residue_hetero[residues],
         residue_atom=offsets(counts[residues]),
-        atom_name=section.atom_name[seen],
-        atom_element=section.atom_element[seen],
-        atom_charge=section.atom_charge[seen].astype(np.int32),
+        atom_name=section.atom_name[resolved],
+        atom_element=section.atom_element[resolved],
+        atom_charge=section.atom_charge[resolved].astype(np.int32),
         atom_altloc=np.full(size, ALTLOC_NONE, np.int32),
-        atom_occupancy=np.ones(size) if occupancy is None else occupancy[seen].astype(float),
+        atom_occupancy=np.ones(size) if occupancy is None else occupancy[resolved].astype(float),
         atom_b_factor=np.full(size, np.nan),
-        atom_position=position[seen].astype(np.float64),
+        atom_position=position[resolved].astype(np.float64),
         links=(),
         dropped=(),
     )
-    made = PreparedEntry(record=record, sections={section.project: section}, refused={})
-    return Target(made, molecules or {}, clusters)
+    prepared = PreparedEntry(record=record, sections={section.project: section}, refused={})
+    return Target(prepared, molecules or {}, clusters)
 
 
-def conformers_of(
+def reference_molecules(
     section: RulesetSection,
     element: np.ndarray,
     charge: np.ndarray,
     position: np.ndarray,
     mask: np.ndarray | None = None,
 ) -> dict[str, Molecule]:
-    """Reference molecules by component, of what the set has for every atom."""
-    found: dict[str, Molecule] = {}
+    """Reference molecules by component, from the set's columns of every atom."""
+    molecules: dict[str, Molecule] = {}
     bounds = section.residue_atom.tolist()
-    there = np.ones(len(element), bool) if mask is None else mask.astype(bool)
+    present = np.ones(len(element), bool) if mask is None else mask.astype(bool)
     for name, low, high in zip(section.residue_name.tolist(), bounds, bounds[1:], strict=False):
-        known = found.get(name)
-        mine = section.atom_name[low:high]
-        if known is None or not np.isin(mine, known.name).all():
-            one = Molecule(
-                name=mine,
+        earlier = molecules.get(name)
+        names = section.atom_name[low:high]
+        if earlier is None or not np.isin(names, earlier.name).all():
+            molecule = Molecule(
+                name=names,
                 element=element[low:high].astype(np.int64),
                 charge=charge[low:high].astype(np.int64),
                 position=position[None, low:high].astype(np.float32),
-                mask=there[low:high],
+                mask=present[low:high],
                 bond=np.zeros((0, 2), np.int64),
                 orders=np.arange(high - low)[None],
             )
-            found[name] = one if known is None else known.overlaid(one)
-    return found
+            molecules[name] = molecule if earlier is None else earlier.overlaid(molecule)
+    return molecules

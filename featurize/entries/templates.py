@@ -1,7 +1,7 @@
-"""Templates of an alignment's query: hits of its folder on the structures of a library.
+"""Templates of an alignment's query: hits of its folder, with the structures of a library.
 
-OpenFold3's are taken by the rules of chains (`records/templates.py`), Protenix's by its own, all
-whatever their dates: which of them an entry may have is decided when it is read.
+OpenFold3's follow the rules of chains (`records/templates.py`), Protenix's its own. Dates are
+ignored here: those allowed for an entry are selected when it is read.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ RULES: Final = FeaturizeConfig(
 _ATOMS: Final = [ATOM_ORDER[name] for name in ("N", "CA", "C", "CB")]
 
 
-def holds_hits(path: str) -> bool:
-    """Whether a file of this name holds template hits: hhsearch's, or hmmsearch's."""
+def is_hits_file(path: str) -> bool:
+    """True if a file of this name has template hits of hhsearch or hmmsearch."""
     name = plain(Path(path).name)
     return name == "hmmsearch.a3m" or role_of(name, RULES) in ("hhr", "hmmsearch")
 
@@ -47,44 +47,44 @@ def with_templates(
     use: FolderUse,
     run: str = "",
 ) -> tuple[Alignment, tuple[str, ...]]:
-    """The alignment with the templates of its hits, and which hits were passed over, in words.
+    """The alignment with the templates of its hits, and notes on hits that were passed over.
 
     Args:
-        files: of the query; those without hits are passed over.
+        files: of the query; those without template hits are skipped.
         folder: mmCIF files of the templates' entries, or OpenFold3's caches of templates.
-        components: the dictionary, for mmCIF files beside OpenFold3's caches.
-        use: is told what was needed of the folder.
-        run: of the job, for this process may have read files for an earlier one.
+        components: the dictionary, for mmCIF files next to OpenFold3's caches.
+        use: records the files that were read or missing in the folder.
+        run: id of the job's run, as this process may have cached files in an earlier one.
 
     Raises:
-        InputError: a file of hits, a cache or a table of entries is none; names it.
+        InputError: a file of hits, a cache or a table of entries is damaged; names it.
     """
-    query, of_hhr, of_hmm = alignment.query, [], []
-    for file in filter(holds_hits, files):
+    query, hhr_hits, hmm_hits = alignment.query, [], []
+    for file in filter(is_hits_file, files):
         data = read_bytes(file_ref(file))
         if plain(file).endswith(".hhr"):
-            of_hhr += parse_hhr(data, path=file)
+            hhr_hits += parse_hhr(data, path=file)
         else:
-            of_hmm += parse_hmmsearch(data, query, path=file)
-    templates, hits = None, None
+            hmm_hits += parse_hmmsearch(data, query, path=file)
+    templates, protenix = None, None
     notes: list[str] = []
     if "openfold3" in projects and (cache := template_cache(folder, representative(files[0]), use)):
         templates, notes = cached_templates(cache, len(query), components, use)
     elif "openfold3" in projects:
-        about, library = TemplateQuery(query), _library(folder, run)
+        target, library = TemplateQuery(query), _library(folder, run)
         library.use = use
-        found, notes = featurize_templates(of_hhr + of_hmm, about, library, RULES)
-        if found:
+        chosen, notes = featurize_templates(hhr_hits + hmm_hits, target, library, RULES)
+        if chosen:
             templates = Templates(
-                name=tuple(one.name for one in found),
-                date=tuple(one.release_date for one in found),
-                restype=np.stack([one.aatype for one in found]),
-                position=np.stack([_backbone(one) for one in found]),
+                name=tuple(template.name for template in chosen),
+                date=tuple(template.release_date for template in chosen),
+                restype=np.stack([template.aatype for template in chosen]),
+                position=np.stack([_backbone(template) for template in chosen]),
             )
-    if "protenix" in projects and (of_hhr or of_hmm):
-        hits, passed_over = protenix_hits(of_hhr or of_hmm, query, folder, use, run)
+    if "protenix" in projects and (hhr_hits or hmm_hits):
+        protenix, passed_over = protenix_hits(hhr_hits or hmm_hits, query, folder, use, run)
         notes += passed_over
-    return alignment.with_templates(templates, hits), tuple(notes)
+    return alignment.with_templates(templates, protenix), tuple(notes)
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""One unit of a job of entries: some mmCIF files, or alignments, to one shard."""
+"""A unit of a job of entries: mmCIF files, alignments or molecules, written as one shard."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ from evofeed.store.inner import (
 )
 
 CONFORMERS = {"openfold3": 32, "boltz": 1, "protenix": 1}
-"""Conformers in the pool of each project: what stands in for its own way to make them."""
+"""Conformers per component, the pool that replaces each project's own generation of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntriesTask(Task):
     """Entries, alignments or molecules to prepare.
 
-    An item is its name in reports and, by `kind`, an mmCIF file or what `PreparedSet.items` has
-    (`entry`), the files of one query (`alignment`) or the code of a component (`molecules`).
+    An item is its name in reports and, by `kind`: an mmCIF file or the rest of a
+    `PreparedSet.items` item (`entry`), the files of one query (`alignment`) or the code of a
+    component (`molecules`).
     """
 
     kind: str
@@ -64,21 +65,21 @@ class EntriesTask(Task):
     run: str = ""
 
     def work(self, set_current: Callable[[str], None]) -> UnitResult:
-        """Do every item and write the good ones as one shard.
+        """Processes every item and writes those that succeed as one shard.
 
         Raises:
             StoreError: the shard cannot be written.
         """
-        _load(self)
-        unit = _Unit(self)
+        _warm_up(self)
+        unit = _UnitWork(self)
         for name, *files in self.items:
             set_current(name)
-            unit.do(name, files)
+            unit.process(name, files)
         set_current("")
         return unit.result()
 
 
-class _Unit:
+class _UnitWork:
     def __init__(self, task: EntriesTask) -> None:
         self.task = task
         self.encoded: dict[str, Any] = {}
@@ -88,14 +89,14 @@ class _Unit:
         self.notes: dict[str, tuple[str, ...]] = {}
         self.needs: dict[str, set[str]] = {project: set() for project in task.projects}
         self.molecules: dict[str, dict[str, Molecule]] = {p: {} for p in task.projects}
-        self.used = FolderUse()
+        self.template_use = FolderUse()
 
-    def do(self, name: str, files: Sequence[str]) -> None:
+    def process(self, name: str, files: Sequence[str]) -> None:
         try:
             getattr(self, f"_{self.task.kind}")(name, files)
         except StoreError:
             raise
-        except Exception as error:  # anything else is caught by whoever watches the process
+        except Exception as error:  # a crash is noticed by the watching parent
             self.failures.append({**describe(error), "chain_id": name})
 
     def _components(self) -> ComponentTable:
@@ -103,56 +104,57 @@ class _Unit:
 
     def _entry(self, name: str, files: Sequence[str]) -> None:
         components = self._components()
-        if len(files) > 1:  # of a prepared set, which is one project's
+        if len(files) > 1:  # from a prepared set, which has one project
             (project,) = self.task.projects
-            made, molecules, clusters = read_target(project, *files, components=components)
-            if lost := sorted(made.components(project) - set(components) - set(molecules)):
-                raise InputError(f"component {lost[0]} is not in the dictionary", path=files[0])
-            for code, one in molecules.items():
-                known = self.molecules[project].get(code)
-                self.molecules[project][code] = known.overlaid(one) if known else one
+            entry, molecules, clusters = read_target(project, *files, components=components)
+            if missing := sorted(entry.components(project) - set(components) - set(molecules)):
+                raise InputError(f"component {missing[0]} is not in the dictionary", path=files[0])
+            for code, molecule in molecules.items():
+                present = self.molecules[project].get(code)
+                self.molecules[project][code] = present.overlaid(molecule) if present else molecule
             self.clusters |= clusters
         else:
             data = read_bytes(file_ref(files[0]), InputCaps())
-            made = prepare_entry(data, components, self.task.projects, path=files[0])
-        if earlier := self.names.get(made.record_id):
-            raise InputError(f"entry {made.record_id} is in {earlier} too", path=files[0])
-        for project, section in made.sections.items():
-            self.needs[project] |= made.components(project)
+            entry = prepare_entry(data, components, self.task.projects, path=files[0])
+        if first := self.names.get(entry.record_id):
+            raise InputError(f"entry {entry.record_id} is in {first} too", path=files[0])
+        for project, section in entry.sections.items():
+            self.needs[project] |= entry.components(project)
             if project == "openfold3":  # ligands of several residues are one molecule
                 count = self.task.conformers or CONFORMERS[project]
-                ligands = ligand_molecules(made.record, section, count)
-                self.molecules[project] |= {key: one.molecule for key, one in ligands.items()}
-        self.encoded[made.record_id] = encode_entry(made.record, made.sections)
-        self.names[made.record_id] = name
-        if notes := made.notes():
+                ligands = ligand_molecules(entry.record, section, count)
+                self.molecules[project] |= {key: ligand.molecule for key, ligand in ligands.items()}
+        self.encoded[entry.record_id] = encode_entry(entry.record, entry.sections)
+        self.names[entry.record_id] = name
+        if notes := entry.notes():
             self.notes[name] = notes
 
     def _alignment(self, name: str, files: Sequence[str]) -> None:
         alignment = read_alignment(files)
         if self.task.templates:
             task, use = self.task, FolderUse()
-            alignment, passed_over = with_templates(
+            alignment, notes = with_templates(
                 alignment, files, task.templates, task.projects, self._components(), use, task.run
             )
-            self.used.add(use)
-            self.notes |= {name: passed_over} if passed_over else {}
+            self.template_use.add(use)
+            self.notes |= {name: notes} if notes else {}
         self.encoded[alignment.name] = encode_alignment(alignment)
 
     def _molecules(self, name: str, codes: Sequence[str]) -> None:
         components = self._components()
         for project in self.task.projects:
             count = self.task.conformers or CONFORMERS[project]
-            made = component_molecule(components[codes[0]], count)
-            self.molecules[project][codes[0]] = made.molecule
-            if made.origin != "computed":
-                self.notes[name] = (f"no conformer could be computed: {made.origin} coordinates",)
+            reference = component_molecule(components[codes[0]], count)
+            self.molecules[project][codes[0]] = reference.molecule
+            if reference.origin != "computed":
+                note = f"no conformer could be computed: {reference.origin} coordinates"
+                self.notes[name] = (note,)
 
     def result(self) -> UnitResult:
-        task, shard, made = self.task, None, None
-        if parts := {p: encode_molecules(one) for p, one in self.molecules.items() if one}:
-            made = write_records(task.dataset_uri, "molecules", parts).to_dict()
-        entry = made
+        task, shard, molecules = self.task, None, None
+        if parts := {p: encode_molecules(table) for p, table in self.molecules.items() if table}:
+            molecules = write_records(task.dataset_uri, "molecules", parts).to_dict()
+        entry = molecules
         if self.encoded:
             entry = write_records(task.dataset_uri, task.kind, self.encoded).to_dict()
         if entry:
@@ -162,8 +164,8 @@ class _Unit:
                 "records": self.names,
                 "clusters": self.clusters,
                 "needs": {project: sorted(codes) for project, codes in self.needs.items()},
-                "molecules": made,
-                "templates": stored_templates({task.templates: self.used}),
+                "molecules": molecules,
+                "templates": stored_templates({task.templates: self.template_use}),
             }
         return UnitResult(
             unit_id=task.unit_id,
@@ -174,15 +176,16 @@ class _Unit:
         )
 
 
-def _load(task: EntriesTask) -> None:
-    """Load and compile what its items need before one is in hand, for its deadline counts."""
+def _warm_up(task: EntriesTask) -> None:
+    """Loads and compiles what the items need before the first one's deadline starts."""
     pa.array([""])
     if task.kind == "alignment":
         parse_a3m(b">query\nMA\n>row\nM-\n")
         parse_stockholm(b"# STOCKHOLM 1.0\nquery MA\nrow M-\n//\n")
     elif task.items:
         components_at(task.dataset_uri, task.components)
-    if task.kind != "alignment" and task.items and len(task.items[0]) == 2:  # no prepared set's
+    is_prepared_set = bool(task.items) and len(task.items[0]) != 2
+    if task.kind != "alignment" and task.items and not is_prepared_set:
         read_block(b"data_1abc\n")
         for project in task.projects:
             importlib.import_module(f"evofeed.featurize.records.rulesets.{project}")
@@ -193,6 +196,6 @@ def _load(task: EntriesTask) -> None:
 
 @functools.lru_cache(maxsize=1)
 def components_at(dataset_uri: str, span: RecordSpan) -> ComponentTable:
-    """The dictionary of components of a job, read once a process."""
+    """The component dictionary of a job, read once per process."""
     components: ComponentTable = read_value(open_storage(dataset_uri), span)
     return components

@@ -28,13 +28,13 @@ from evofeed.synth import write_entries
 
 def prepare(raw: Path, data: Path, **changes: Any) -> JobReport:
     """The files of a folder prepared by two workers, an entry a unit."""
-    before, job._OF_UNIT = job._OF_UNIT, {"entry": 1, "alignment": 1, "molecules": 8}  # type: ignore[misc]
+    before, job._UNIT_SIZES = job._UNIT_SIZES, {"entry": 1, "alignment": 1, "molecules": 8}  # type: ignore[misc]
     try:
         return prepare_again(
             raw, data, {"workers": 2, **changes}, projects=("boltz",), conformers=None
         )
     finally:
-        job._OF_UNIT = before  # type: ignore[misc]
+        job._UNIT_SIZES = before  # type: ignore[misc]
 
 
 @pytest.fixture(scope="module")

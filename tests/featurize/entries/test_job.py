@@ -86,7 +86,7 @@ def test_a_job_that_breaks_off_says_so(
 def test_a_job_that_is_cancelled_while_it_makes_molecules_goes_on_later(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: None
 ) -> None:
-    monkeypatch.setitem(job._OF_UNIT, "molecules", 1)  # or all are made when one is
+    monkeypatch.setitem(job._UNIT_SIZES, "molecules", 1)  # or all are made when one is
     data = str(tmp_path / "data")
 
     def cancel(progress: JobProgress) -> None:
@@ -151,7 +151,7 @@ def test_a_broken_file_is_listed_with_its_reason_and_the_others_are_published(
     report = prepare_again(raw, data, conformers=1)  # of what is done already
     assert (report.state, report.resumed) == ("published", report.units)
     assert {one["chain_id"]: "no atoms" in one["message"] for one in report.broken} == {"bad": True}
-    assert "openfold3 does not take it: no _pdbx_audit_revision_history" in report.notes["s001"]
+    assert "openfold3 does not accept it: no _pdbx_audit_revision_history" in report.notes["s001"]
     dataset = Dataset.open(str(data))
     assert list(dataset.entries) == ["s000-1", "s001-1"]
     assert dataset.entries.table["tokens_openfold3"].to_pylist()[1] == -1

@@ -267,7 +267,7 @@ def test_a_set_names_what_is_wrong_with_its_list_and_what_it_lacks(tmp_path: Pat
     assert prepared_set(str(tmp_path), "") is None
     source = EntriesInput(structures=str(whole), components=str(cache), projects=("protenix",))
     cache.write_text(cache.read_text().replace('"chain"', '"chains"'))
-    with pytest.raises(InputError, match="rules alone"):
+    with pytest.raises(InputError, match="rules only"):
         prepare_entries(source, str(tmp_path / "data"))
 
 

@@ -93,11 +93,11 @@ def test_hits_become_templates_that_entries_released_later_get(raw: Path, inside
 @pytest.mark.parametrize(
     ("file", "content", "project", "why"),
     [
-        ("mmcif/release_date_cache.json", "[1]", "protenix", "no table of entries"),
+        ("mmcif/release_date_cache.json", "[1]", "protenix", "not a table of entries"),
         ("mmcif/release_date_cache.json", '{"1abc": {"release_date": ""}}', "protenix", None),
         ("mmcif/s000_1.npz", "x", "openfold3", "no readable npz"),
         ("mmcif/s000_1.npz", {"s000_A": {"index": 0}}, "openfold3", "release_date"),
-        ("mmcif/s000_1.npz", {"s000_A": 7}, "openfold3", "no template cache of OpenFold3"),
+        ("mmcif/s000_1.npz", {"s000_A": 7}, "openfold3", "not a template cache of OpenFold3"),
         ("msa/s000_1/concat.hhr", "No 1\n>x", "protenix", "a hit needs its number"),
     ],
 )
@@ -165,11 +165,13 @@ def test_what_changed_or_came_since_is_done_again_and_nothing_else(
     write_entries(raw, 2)
     (raw / "clusters").write_text("S000_1\nS001_1\n")
     shutil.copytree(raw / "mmcif", raw / "library")
-    monkeypatch.setattr(job, "_OF_UNIT", {"entry": 1, "alignment": 1, "molecules": 99})
+    monkeypatch.setattr(job, "_UNIT_SIZES", {"entry": 1, "alignment": 1, "molecules": 99})
     more = {"projects": ("openfold3", "protenix"), "templates": str(raw / "library")}
     more |= {"clusters": str(raw / "clusters")}
     with monkeypatch.context() as patch:  # what changes while it runs is not published
-        patch.setattr(job._Phase, "strike_repeated", lambda _: change(raw, "library/s000.cif"))
+        patch.setattr(
+            job._Phase, "strike_repeated_entries", lambda _: change(raw, "library/s000.cif")
+        )
         report = prepare_again(raw, raw / "data", conformers=1, **more)
     assert (report.state, report.snapshot) == ("failed", None)
     assert f"a template in {raw}/library changed while the job ran" in report.message

@@ -31,7 +31,7 @@ from tests.synthetic_entries import dataset_uri
 from evofeed.base.errors import InputError
 from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.entries.alignments import read_alignment
-from evofeed.featurize.entries.molecules import component_parts, molecule_graph
+from evofeed.featurize.entries.molecules import component_atoms, molecule_graph
 from evofeed.featurize.export.dataset import export_dataset
 from evofeed.featurize.export.entries import job_of_entry
 from evofeed.featurize.export.formats import Folder, write_af3
@@ -85,13 +85,13 @@ def component(name: str) -> Any:
     chem = importlib.import_module("rdkit.Chem")
     known = components(packs()[0])
     one = known[name] if name in known else made_up()[name]
-    parts = component_parts(one)
+    parts = component_atoms(one)
     molecule = molecule_graph(parts)
     for atom, title, leaves in zip(molecule.GetAtoms(), one.name, one.leaving, strict=True):
         atom.SetProp("name", str(title))
         atom.SetProp("leaving_atom", str(int(leaves)))
-    conformer = chem.Conformer(len(parts.place))
-    conformer.SetPositions(np.nan_to_num(parts.place).astype(np.float64))
+    conformer = chem.Conformer(len(parts.position))
+    conformer.SetPositions(np.nan_to_num(parts.position).astype(np.float64))
     molecule.AddConformer(conformer)
     return molecule.GetMol()
 

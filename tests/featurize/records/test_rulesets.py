@@ -31,10 +31,10 @@ from tests.loader.views.packs import (
 )
 
 from evofeed.featurize.entries.molecules import (
-    Parts,
+    MoleculeAtoms,
+    component_atoms,
     component_molecule,
-    component_parts,
-    ligand_parts,
+    ligand_atoms,
     molecule_graph,
 )
 from evofeed.featurize.records.rulesets.boltz import BoltzRules, boltz_section
@@ -109,7 +109,7 @@ def test_cleaning_gives_the_atoms_bonds_metadata_and_view_that_openfold3_has(pat
     assert bonds[0] == bonds[1]
 
 
-def smiles(parts: Parts, conformer: np.ndarray) -> str:
+def smiles(parts: MoleculeAtoms, conformer: np.ndarray) -> str:
     """A molecule with the stereochemistry that heavy atoms have at these places."""
     from rdkit import Chem
 
@@ -133,15 +133,15 @@ def test_conformers_are_of_the_stereoisomers_that_openfold3_has(pack: Path) -> N
     for code in organic:
         wanted = wanted_of[code]
         for conformer in component_molecule(table[code], 4).molecule.position:
-            assert smiles(component_parts(table[code]), conformer) == wanted, code
+            assert smiles(component_atoms(table[code]), conformer) == wanted, code
 
 
 def test_a_ligand_has_the_bonds_and_the_stereochemistry_of_its_atoms_in_the_entry() -> None:
     path = next(one for one in OPENFOLD3 if one.stem == "1pfe")
     entry, section = record(path.parents[2], "1pfe"), section_of(path)
     (chain, *_) = np.flatnonzero(section.residue_name[section.chain_residue[:-1]] == "QUI").tolist()
-    parts = ligand_parts(entry, section, chain)
-    assert smiles(parts, parts.place) == "O=Cc1cnc2ccccc2n1"
+    parts = ligand_atoms(entry, section, chain)
+    assert smiles(parts, parts.position) == "O=Cc1cnc2ccccc2n1"
 
 
 @pytest.mark.parametrize("pack", packs(), ids=lambda pack: pack.name)

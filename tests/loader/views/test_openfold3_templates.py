@@ -97,7 +97,7 @@ def test_a_template_cache_gives_what_openfold3_makes_of_it(
     for number in range(count):
         given = cache / f"q{number}.npz", length, ComponentTable({}), FolderUse()
         found, notes = cached_templates(*given)
-        assert notes == [f"1 of {len(names)} templates passed over: no structure beside the cache"]
+        assert notes == [f"1 of {len(names)} templates passed over: no structure next to the cache"]
         assert found.name == tuple(names) and set(found.date) == {"2001-02-03"}
         templates.append(found.until("2001-02-03"))
         assert len(templates[-1].name) == len(names) - 1 > 0
