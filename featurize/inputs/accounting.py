@@ -1,4 +1,4 @@
-"""Every file and place of an input is used, unused for a reason, or broken."""
+"""Accounting of an input's files: each is used, unused for a stated reason, or broken."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.structure_files import SUFFIXES, entry_of, structure_files
 
 _PROTEIN: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, *FASTA, ".aligned.pqt", ".ffindex")
-"""Files that look like a protein's."""
-_JOINTS: Final = "_-."
-"""What stands between the name of a job and what its files are."""
-_MOST_FILES: Final = 20_000
-_DEEPEST: Final = 4
-_SHOWN: Final = 5
+"""Suffixes of files that look like a protein's."""
+_SEPARATORS: Final = "_-."
+"""Characters between the name of a job and the rest of its files' names."""
+_MAX_FILES: Final = 20_000
+_MAX_DEPTH: Final = 4
+_MAX_LISTED: Final = 5
 _ADVICE: Final = {
     ".pkl": "features.pkl: give the alignments they were made of, as AlphaFold has them in msas/",
     ".npz": "arrays: give the alignments and structures they were made of",
@@ -36,46 +36,47 @@ _ADVICE: Final = {
     ".txt": "text: rename a FASTA file to .fasta",
     ".m8": "hits without alignments: give the .a3m of that search",
 }
-_READ: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, *FASTA, ".pqt", ".ffindex")
+_READABLE: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, *FASTA, ".pqt", ".ffindex")
 _EXPECTED: Final = (
     "expected alignments/<chain>/ folders, an alignment_db with its .index, or .a3m, .fasta or "
     "structure files (INPUTS.md lists all layouts)"
 )
 
 
-def join(sources: list[ChainSource], more: Iterable[ChainSource]) -> list[ChainSource]:
-    """Chains of two roads; of one name they are one chain, with what the second has besides."""
-    by_name = {source.chain_id: number for number, source in enumerate(sources)}
-    joined = list(sources)
-    for source in more:
-        number = by_name.get(source.chain_id)
-        if number is None or _says_other(joined[number], source):
-            joined.append(source)
+def merge_sources(first: list[ChainSource], second: Iterable[ChainSource]) -> list[ChainSource]:
+    """Chains of two layouts; chains of one id are merged, and the first's fields are preferred.
+
+    Those with different sequences both stay: `unique_chains` reports them.
+    """
+    index_of = {source.chain_id: index for index, source in enumerate(first)}
+    merged = list(first)
+    for source in second:
+        index = index_of.get(source.chain_id)
+        if index is None or _sequences_differ(merged[index], source):
+            merged.append(source)
             continue
-        first = joined[number]
-        extra: dict[str, Any] = {}
-        if not first.alignments and first.alignment_dir is None:
-            extra = {"alignments": source.alignments, "alignment_dir": source.alignment_dir}
-        if source.sequence and not first.structure and not first.sequence:
-            extra |= {"sequence": source.sequence, "description": source.description}
-        if source.structure and not first.structure:
-            extra |= {
+        base = merged[index]
+        changes: dict[str, Any] = {"fasta": base.fasta or source.fasta}
+        if not base.alignments and base.alignment_dir is None:
+            changes |= {"alignments": source.alignments, "alignment_dir": source.alignment_dir}
+        if source.sequence and not base.structure and not base.sequence:
+            changes |= {"sequence": source.sequence, "description": source.description}
+        if source.structure and not base.structure:
+            changes |= {
                 "structure": source.structure,
                 "structure_chain": source.structure_chain,
-                "is_distillation": first.is_distillation or source.is_distillation,
+                "is_distillation": base.is_distillation or source.is_distillation,
             }
-        extra |= {"fasta": first.fasta or source.fasta}
-        joined[number] = dataclasses.replace(first, **extra)
-    return joined
+        merged[index] = dataclasses.replace(base, **changes)
+    return merged
 
 
-def _says_other(one: ChainSource, other: ChainSource) -> bool:
-    """Whether two chains of a name have different sequences: `there twice` then says so."""
-    return bool(one.sequence and other.sequence and one.sequence != other.sequence)
+def _sequences_differ(first: ChainSource, second: ChainSource) -> bool:
+    return bool(first.sequence and second.sequence and first.sequence != second.sequence)
 
 
 def explicit_files(sources: Iterable[ChainSource]) -> set[str]:
-    """Alignments that a job or a FASTA header names: no chains of their own."""
+    """Alignment files that a job or a FASTA header names, which are not chains by themselves."""
     return {
         ref.path
         for source in sources
@@ -87,16 +88,16 @@ def explicit_files(sources: Iterable[ChainSource]) -> set[str]:
 def names_a_chain(
     path: Path, records: Sequence[ChainSource], sources: Iterable[ChainSource]
 ) -> bool:
-    """Whether a FASTA file is called like a chain that is there already, and its records are not.
+    """True if a FASTA file has the name of a chain in `sources`, and its records do not.
 
-    `x.fasta` beside `x.a3m` is what was searched with, whatever its header says.
+    `x.fasta` next to `x.a3m` is the query of that search, whatever its header.
     """
     names = {name for source in sources for name in (source.chain_id, source.entry_id)}
     return _stem(path.name) in names and not any(record.chain_id in names for record in records)
 
 
-def structures_of_no_chain(root: Path, sources: Sequence[ChainSource]) -> list[Path]:
-    """Structure files of the folder itself that no chain uses and that are no chain's models."""
+def unused_structures(root: Path, sources: Sequence[ChainSource]) -> list[Path]:
+    """Structure files of the folder itself that no chain uses, without models of its chains."""
     used = {source.structure for source in sources}
     return [
         path
@@ -108,12 +109,13 @@ def structures_of_no_chain(root: Path, sources: Sequence[ChainSource]) -> list[P
 def unused_files(
     root: Path, sources: Sequence[ChainSource], used: Iterable[str]
 ) -> list[InputError]:
-    """Files of an input's folder that look like a protein's and that no chain uses, each with why.
+    """An error with the reason for each file of the folder that looks like a protein's and that no
+    chain uses.
 
-    Folders beside (`mmcif/`, `templates/`) are libraries: not all of them is meant to be used.
+    Folders next to it (`mmcif/`, `templates/`) are libraries, of which not all files are used.
     """
     used = {*used, *(path for source in sources for path in _files_of(source))}
-    found: list[InputError] = []
+    unused: list[InputError] = []
     for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
         name = plain(entry.name).lower()
         if entry.path in used or entry.name.startswith(".") or not name.endswith(_PROTEIN):
@@ -121,18 +123,18 @@ def unused_files(
         if (kind := entry_kind(entry)) == "dir":
             continue
         if kind != "file":
-            found.append(InputError("not a regular file: fix or remove it", path=entry.path))
+            unused.append(InputError("not a regular file: fix or remove it", path=entry.path))
             continue
-        found.append(UnusedInput(_why(Path(entry.path), sources), path=entry.path))
-    return found
+        unused.append(UnusedInput(_why_unused(Path(entry.path), sources), path=entry.path))
+    return unused
 
 
-def _why(path: Path, sources: Sequence[ChainSource]) -> str:
+def _why_unused(path: Path, sources: Sequence[ChainSource]) -> str:
     name = path.name
-    if other := _model_of(name, sources):
-        kind = Path(plain(name)).suffix
-        use = f"; to use it, call it {other}{kind}" if kind.lower() in SUFFIXES else ""
-        return f"unused: another file of {other}, whose chain has its structure or sequence{use}"
+    if owner := _model_of(name, sources):
+        suffix = Path(plain(name)).suffix
+        hint = f"; to use it, call it {owner}{suffix}" if suffix.lower() in SUFFIXES else ""
+        return f"unused: another file of {owner}, whose chain has its structure or sequence{hint}"
     stem = _stem(name)
     if any(entry_of(plain(Path(s.structure or "").name)) == stem for s in sources):
         return "unused: its entry is read from another format"
@@ -140,7 +142,7 @@ def _why(path: Path, sources: Sequence[ChainSource]) -> str:
 
 
 def _model_of(name: str, sources: Sequence[ChainSource]) -> str:
-    """The chain, entry or job whose name a file's begins with; empty if there is none."""
+    """The chain, entry or job with whose name a file name begins; empty if there is none."""
     stem = _stem(name)
     names: dict[str, str] = {}
     for source in sources:
@@ -148,7 +150,7 @@ def _model_of(name: str, sources: Sequence[ChainSource]) -> str:
         names |= {source.chain_id: source.chain_id, source.entry_id: source.entry_id}
         if source.assembly:
             names[_stem(source.assembly).removesuffix("_data")] = source.entry_id
-    ends = [at for at, letter in enumerate(stem) if letter in _JOINTS] + [len(stem)]
+    ends = [i for i, letter in enumerate(stem) if letter in _SEPARATORS] + [len(stem)]
     return next((names[stem[:end]] for end in reversed(ends) if stem[:end] in names), "")
 
 
@@ -158,73 +160,65 @@ def _stem(path: str) -> str:
 
 
 def _files_of(source: ChainSource) -> list[str]:
-    refs = [ref.path for ref in source.alignments]
-    own = [source.structure, source.fasta, source.assembly, source.alignment_dir]
-    return [path for path in (*refs, *own) if path]
+    paths = [source.structure, source.fasta, source.assembly, source.alignment_dir]
+    return [path for path in (*(ref.path for ref in source.alignments), *paths) if path]
 
 
-def refuse_unfit(sources: Sequence[ChainSource], given: Mapping[str, str | None]) -> None:
-    """Raise for the first place that a user named and that no chain has anything from, by their
-    names in `discover`.
+def check_folders(sources: Sequence[ChainSource], folders: Mapping[str, str | None]) -> None:
+    """Checks that folders a user named, by their arguments of `discover`, have files of the chains.
 
     Raises:
-        InputError: says what the place holds and what was looked for.
+        InputError: the first that has none; lists its files and those expected.
     """
     chain_id, entry = sources[0].chain_id, sources[0].entry_id
-    structures = given["structure_dir"]
-    if structures and not any(_below(structures, source.structure) for source in sources):
-        _refuse(structures, "structure", f"{entry}.cif or {entry}.pdb for chain {chain_id}")
-    templates = given["template_mmcif_dir"]
+    structures = folders["structure_dir"]
+    if structures and not any(_is_below(structures, source.structure) for source in sources):
+        raise _no_match(structures, "structure", f"{entry}.cif or {entry}.pdb for chain {chain_id}")
+    templates = folders["template_mmcif_dir"]
     names = (plain(path.name).lower() for path in _files_below(Path(templates or ".")))
     if templates and not any(name.endswith(SUFFIXES) for name in names):
-        _refuse(templates, "template structure", "<pdb id>.cif files")
+        raise _no_match(templates, "template structure", "<pdb id>.cif files")
 
 
-def _refuse(folder: str, what: str, expected: str) -> None:
+def _no_match(folder: str, kind: str, expected: str) -> InputError:
     files = itertools.islice(_files_below(Path(folder)), 4)
-    here = [str(path.relative_to(folder)) for path in files]
-    holds = ", ".join([*here[:3], "…"] if len(here) > 3 else here) or "no file"
-    raise InputError(
-        f"no {what} here is a chain's of the input: expected {expected}, found {holds}", path=folder
-    )
+    names = [str(path.relative_to(folder)) for path in files]
+    found = ", ".join([*names[:3], "…"] if len(names) > 3 else names) or "no file"
+    message = f"no {kind} here is of a chain of the input: expected {expected}, found {found}"
+    return InputError(message, path=folder)
 
 
-def _below(folder: str, path: str | None) -> bool:
+def _is_below(folder: str, path: str | None) -> bool:
     return path is not None and Path(folder) in Path(path).parents
 
 
-def nothing_here(root: Path) -> str:
-    """Why a folder is no input: what it holds by kind, and what to do about it."""
-    seen: Counter[str] = Counter()
-    homes: dict[str, str] = {}
-    for path in itertools.islice(_files_below(root, _DEEPEST), _MOST_FILES):
-        kind = Path(plain(path.name)).suffix.lower() or path.name
-        seen[kind] += 1
-        homes.setdefault(kind, str(path.parent))
-    if not seen:
+def not_an_input(path: Path) -> str:
+    """Reason why a file, or a folder by the suffixes of its files, has no chains, with advice."""
+    if path.is_file():
+        advice = _ADVICE.get(Path(plain(path.name)).suffix.lower(), "")
+        return "; ".join(filter(None, [f"no file of chains: {_EXPECTED}", advice]))
+    counts: Counter[str] = Counter()
+    folders: dict[str, str] = {}
+    for file in itertools.islice(_files_below(path, _MAX_DEPTH), _MAX_FILES):
+        suffix = Path(plain(file.name)).suffix.lower() or file.name
+        counts[suffix] += 1
+        folders.setdefault(suffix, str(file.parent))
+    if not counts:
         return f"nothing here looks like chains, it has no file: {_EXPECTED}"
-    kinds = [f"{count} {kind}" for kind, count in seen.most_common(_SHOWN)]
-    more = f" and {len(seen) - _SHOWN} other kinds" if len(seen) > _SHOWN else ""
-    advice = [text for kind, text in _ADVICE.items() if kind in seen]
-    below = next((homes[kind] for kind in _READ if homes.get(kind, str(root)) != str(root)), None)
-    if below is not None:
-        advice.insert(0, f"files that could be read are further down: give {below} or its parent")
-    return f"nothing here looks like chains, it has {', '.join(kinds)}{more}: " + "; ".join(
-        [*advice, _EXPECTED]
-    )
+    texts = [f"{count} {suffix}" for suffix, count in counts.most_common(_MAX_LISTED)]
+    more = f" and {len(counts) - _MAX_LISTED} other kinds" if len(counts) > _MAX_LISTED else ""
+    advices = [text for suffix, text in _ADVICE.items() if suffix in counts]
+    readable = (folders[suffix] for suffix in _READABLE if suffix in folders)
+    if below := next((folder for folder in readable if folder != str(path)), ""):
+        advices.insert(0, f"files that could be read are further down: give {below} or its parent")
+    advice = "; ".join([*advices, _EXPECTED])
+    return f"nothing here looks like chains, it has {', '.join(texts)}{more}: {advice}"
 
 
-def no_input(path: Path) -> str:
-    """Why a file is no input, and what to do about it."""
-    kind = Path(plain(path.name)).suffix.lower()
-    advice = _ADVICE.get(kind, "")
-    return "; ".join(filter(None, [f"no file of chains: {_EXPECTED}", advice]))
-
-
-def _files_below(root: Path, deepest: int | None = None) -> Iterator[Path]:
-    """Files of a folder and those in it, down to some depth."""
-    for folder, below, names in os.walk(root):
-        if deepest is not None and len(Path(folder).parts) - len(root.parts) >= deepest:
-            below.clear()
-        below.sort()
+def _files_below(root: Path, max_depth: int | None = None) -> Iterator[Path]:
+    """Files of a folder and its subfolders, down to a depth."""
+    for folder, subfolders, names in os.walk(root):
+        if max_depth is not None and len(Path(folder).parts) - len(root.parts) >= max_depth:
+            subfolders.clear()
+        subfolders.sort()
         yield from (Path(folder) / name for name in sorted(names))

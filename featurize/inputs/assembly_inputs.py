@@ -1,4 +1,4 @@
-"""Which complexes the chains of an input make, and what is amiss with each."""
+"""The complexes of an input's chains, with their copies, notes and faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from evofeed.base.errors import InputError
 from evofeed.featurize.formats.colabfold_a3m import assembly_in
@@ -22,9 +21,8 @@ class AssemblySource:
 
     Attributes:
         assembly_id: of the record: the entry, or the name of its file.
-        chains: those of its chains that have files, in the order of their ids.
-        copies: how often each is there, where the input says so; empty: the structure says, or
-            each is there once.
+        chains: its chains that have files, in the order of their ids.
+        copies: number of copies of each, by the input; empty: by the structure, else one each.
     """
 
     assembly_id: str
@@ -38,30 +36,30 @@ class AssemblySource:
 def assembly_sources(
     sources: Iterable[ChainSource], fasta: str = "", problems: Sequence[InputError] = ()
 ) -> list[AssemblySource]:
-    """The complexes that chains come from, by name.
+    """The complexes of some chains, by name.
 
-    Chains of one mmCIF or PDB file are one, those of one ColabFold a3m of a complex, and those
-    of one job of AlphaFold 3, Protenix or Boltz. Chains that are alone are none,
-    nor is a complex with a broken chain, by the `problems` that `discover` found. A FASTA file
-    that they all come from is one complex.
+    The chains of one mmCIF or PDB file are a complex, those of one ColabFold a3m of a complex,
+    and those of one job of AlphaFold 3, Protenix or Boltz; with `fasta`, all chains, which come
+    from that file. One with a broken chain, by the `problems` of `discover`, has a fault.
     """
     groups: dict[tuple[str, str], list[ChainSource]] = {}
     for source in sources:
-        if (key := _home(source, fasta)) is not None:
+        if (key := _complex_of(source, fasta)) is not None:
             groups.setdefault(key, []).append(source)
-    names = Counter(name for name, _ in groups)
-    found = []
+    counts = Counter(name for name, _ in groups)
+    complexes = []
     for (name, path), chains in sorted(groups.items()):
-        notes, faults = _amiss(name, path, chains, problems)
-        if names[name] > 1:
-            faults.append(f"{names[name]} complexes are called {name}: give each a name")
-        about: dict[str, Any] = {"notes": tuple(notes), "fault": "; ".join(faults)}
-        found.append(AssemblySource(name, tuple(chains), *_copies(chains, path), **about))
-    return found
+        notes, faults = _notes_and_faults(name, path, chains, problems)
+        if counts[name] > 1:
+            faults.append(f"{counts[name]} complexes are called {name}: give each a name")
+        fault = "; ".join(faults)
+        copies, names = _copies(chains, path)
+        complexes.append(AssemblySource(name, tuple(chains), copies, names, tuple(notes), fault))
+    return complexes
 
 
-def _home(source: ChainSource, fasta: str) -> tuple[str, str] | None:
-    """Name and file of the complex that a chain is of."""
+def _complex_of(source: ChainSource, fasta: str) -> tuple[str, str] | None:
+    """Name and file of a chain's complex."""
     if fasta:
         return plain(Path(fasta).name).rpartition(".")[0], fasta
     if source.assembly:
@@ -77,22 +75,22 @@ def _home(source: ChainSource, fasta: str) -> tuple[str, str] | None:
 def _copies(
     chains: Sequence[ChainSource], path: str
 ) -> tuple[tuple[int, ...], tuple[tuple[str, ...], ...]]:
-    """How often each chain is there, and the ids of its copies, where the input says so."""
+    """Number of copies of each chain, and their ids; empty where the input does not give them."""
     if chains[0].assembly:
         names = tuple(chain.copies for chain in chains)
         return tuple(map(len, names)), names
     if any(ref.part.startswith("complex ") for ref in chains[0].alignments):
-        found = assembly_in(Path(path))
-        return (found.copies if found else ()), ()
+        assembly = assembly_in(Path(path))
+        return (assembly.copies if assembly else ()), ()
     return (), ()
 
 
-def _amiss(
+def _notes_and_faults(
     name: str, path: str, chains: Sequence[ChainSource], problems: Sequence[InputError]
 ) -> tuple[list[str], list[str]]:
-    """What is left out of a complex, and what is wrong with it."""
-    own = [note for chain in chains for note in chain.notes if note.startswith(LEFT_OUT)]
-    notes, faults = list(dict.fromkeys(own)), []
+    """Notes on molecules left out of a complex, and its faults."""
+    left_out = [note for chain in chains for note in chain.notes if note.startswith(LEFT_OUT)]
+    notes, faults = list(dict.fromkeys(left_out)), []
     for problem in problems:
         item = problem.item or ""
         if problem.path != path or (

@@ -14,19 +14,19 @@ from evofeed.store.inner import parse_clusters
 
 NO_CLUSTER: Final = -1
 _ENTITY: Final = re.compile(r"\w+_\d+")
-_SHOWN: Final = 3
+_EXAMPLES: Final = 3
 
 
 def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
     """Size of the cluster of each chain, -1 for those in none.
 
     Args:
-        path: a cluster a line, or mmseqs' `_cluster.tsv`. The ids are chains whatever their case
-            (`4HHB_A`), or RCSB's polymer entities (`4HHB_1`): then each chain's mmCIF file says
-            which entity it is of.
+        path: a cluster a line, or mmseqs' `_cluster.tsv`. The ids are chains in any case
+            (`4HHB_A`), or RCSB's polymer entities (`4HHB_1`): a chain's entity is then taken
+            from its mmCIF file.
 
     Raises:
-        InputError: no such file, or no chain is in it: says what it holds and what was expected.
+        InputError: no such file, or no chain is in it: lists ids of both.
     """
     groups = read_clusters(path)
     sizes = _sizes(groups, path)
@@ -35,27 +35,32 @@ def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
     of_entities = all(map(_ENTITY.fullmatch, ids)) and not all(map(_ENTITY.fullmatch, names))
     if of_entities:
         names = _entities(sources)
-    found = {source.chain_id: NO_CLUSTER for source in sources}
+    size_of = {source.chain_id: NO_CLUSTER for source in sources}
     for chain_id, name in names.items():
-        found[chain_id] = _size(sizes, name)
+        size_of[chain_id] = _size(sizes, name)
     if sources and not names:
         raise InputError(
-            f"holds entities as RCSB numbers them ({_few(ids)}), and no chain here has an mmCIF "
-            f"file that tells its entity: give clusters of chain ids such as {_few(found)}",
+            f"holds entities as RCSB numbers them ({_examples(ids)}), and no chain here has an "
+            "mmCIF file with its entity: give clusters of chain ids such as "
+            f"{_examples(size_of)}",
             path=path,
         )
-    if sources and all(size == NO_CLUSTER for size in found.values()):
+    if sources and all(size == NO_CLUSTER for size in size_of.values()):
         raise InputError(
-            f"none of the {len(ids)} ids in it ({_few(ids)}) is one of the {len(found)} chains "
-            f"here, such as {_few(names.values())}: a cluster is a line of chain ids, or a line "
-            "for each member, after its representative (mmseqs' _cluster.tsv)",
+            f"none of the {len(ids)} ids in it ({_examples(ids)}) is one of the {len(size_of)} "
+            f"chains here, such as {_examples(names.values())}: a cluster is a line of chain ids, "
+            "or a line for each member, after its representative (mmseqs' _cluster.tsv)",
             path=path,
         )
-    return found
+    return size_of
 
 
 def read_clusters(path: str) -> list[list[str]]:
-    """The members of each cluster of a file; it holds one, or that is an `InputError`."""
+    """The members of each cluster of a file.
+
+    Raises:
+        InputError: the file has no cluster.
+    """
     groups = parse_clusters(read_bytes(file_ref(path)), path)
     if not groups:
         raise InputError("no cluster in it", path=path)
@@ -77,25 +82,26 @@ def _sizes(groups: Sequence[Sequence[str]], path: str) -> dict[str, int]:
 
 
 def _size(sizes: Mapping[str, int], name: str) -> int:
-    """Exactly, then with the entry in upper case only: chains `A` and `a` are two."""
-    entry, joint, chain = name.rpartition("_")
-    for known in (name, f"{entry.upper()}{joint}{chain}", name.upper()):
-        if known in sizes:
-            return sizes[known]
+    """Size by exact name, then with the entry in upper case only: chains `A` and `a` differ."""
+    entry, separator, chain = name.rpartition("_")
+    for variant in (name, f"{entry.upper()}{separator}{chain}", name.upper()):
+        if variant in sizes:
+            return sizes[variant]
     return NO_CLUSTER
 
 
 def _entities(sources: Iterable[ChainSource]) -> dict[str, str]:
-    """RCSB's name of each chain's entity, `4HHB_1`, of the chains whose mmCIF file names it."""
-    known: dict[str, dict[str, str]] = {}
+    """RCSB's id of the entity, `4HHB_1`, of each chain whose mmCIF file names it."""
+    path = ""
+    entity_of: dict[str, str] = {}
     names = {}
     for source in sources:
         ref = source.structure_ref()
         if ref is None or not ref.plain_name.endswith((".cif", ".mmcif")):
             continue
-        if ref.path not in known:  # the chains of an entry follow each other
-            known = {ref.path: _entity_of_chain(read_bytes(ref))}
-        entity = known[ref.path].get(source.author_chain)
+        if ref.path != path:  # the chains of an entry follow each other
+            path, entity_of = ref.path, _entity_of_chain(read_bytes(ref))
+        entity = entity_of.get(source.author_chain)
         if entity is not None:
             names[source.chain_id] = f"{source.entry_id}_{entity}"
     return names
@@ -111,6 +117,6 @@ def _entity_of_chain(data: bytes) -> dict[str, str]:
     return {chain.strip(): entity for entity, strands in table for chain in strands.split(",")}
 
 
-def _few(names: Iterable[str]) -> str:
+def _examples(names: Iterable[str]) -> str:
     names = list(names)
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    return ", ".join(names[:_EXAMPLES]) + (", …" if len(names) > _EXAMPLES else "")

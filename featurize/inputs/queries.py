@@ -11,7 +11,7 @@ def query_of(data: bytes, role: Role, *, path: str = "") -> str:
     """Letters of an alignment's first sequence, gaps removed.
 
     Raises:
-        MsaError: there is none.
+        MsaError: it has no sequence.
     """
     letters = _of_a3m(without_annotation(data)[0]) if role == "a3m" else _of_stockholm(data)
     query = letters.decode("utf-8", "replace").replace("-", "").replace(".", "")
@@ -26,8 +26,8 @@ def _of_a3m(data: bytes) -> bytes:
         return b""
     end = data.find(b"\n>", start)
     lines = data[start : end if end >= 0 else len(data)].splitlines()[1:]
-    kept = b"".join(line.strip() for line in lines if not line.startswith(b"#"))
-    return kept.translate(None, b"abcdefghijklmnopqrstuvwxyz")
+    letters = b"".join(line.strip() for line in lines if not line.startswith(b"#"))
+    return letters.translate(None, b"abcdefghijklmnopqrstuvwxyz")
 
 
 def _of_stockholm(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Files beside the alignments of an input: structures, sequences, templates, dates."""
+"""Side files of an input's alignments: structures, sequences, templates, dates."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ STRUCTURE_DIRS: Final = (
     *("mmcif", "mmcifs", "pdb_mmcif/mmcif_files", "mmcif_files", "data", "structures", "pdb"),
 )
 _TEMPLATE_DIRS: Final = ("template_mmcif", "template_mmcifs", "templates")
-_OURS: Final = ("jobs", "leases", "refs", "shards")
-"""Folders of a dataset, of which the first is there as soon as a job has begun."""
+_DATASET_DIRS: Final = ("jobs", "leases", "refs", "shards")
+"""Folders of a dataset; a job creates the first when it begins."""
 FASTA_DIRS: Final = ("fasta", "fastas", "fasta_dir")
 _CHAIN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]{0,199}$")
 
 
 @dataclass(frozen=True, slots=True)
 class SideFiles:
-    """What is beside the alignments of a data set.
+    """Files of an input other than its alignments.
 
     Attributes:
-        structures: file by entry or chain.
-        fastas: file by chain.
+        structures: path by entry or chain.
+        fastas: path by chain.
         template_mmcif_dir, release_dates, obsolete_pdbs: as in `ChainSource`.
-        faults: chain ids that are none, and the like.
+        faults: receives errors such as invalid chain ids.
         used: FASTA files whose records are chains.
     """
 
@@ -55,23 +55,24 @@ class SideFiles:
     def find(
         cls,
         root: Path,
-        given: Mapping[str, str | None],
+        user_dirs: Mapping[str, str | None],
         faults: list[InputError],
         *,
         is_distillation: bool = False,
     ) -> SideFiles:
-        """Look into the places given, by their names in `discover`, or into those of usual names.
+        """Side files in the user's folders, by their arguments of `discover`, or in those of usual
+        names.
 
         Raises:
-            InputError: a folder given is not there.
+            InputError: a user's folder does not exist.
         """
-        structures = folders(given["structure_dir"], root, STRUCTURE_DIRS)
-        templates = folders(given["template_mmcif_dir"], root, _TEMPLATE_DIRS) or structures
-        by_entry = structures_by_entry(structures, deep=given["structure_dir"] is not None)
-        fastas = folders(None, root, FASTA_DIRS)
+        structure_dir = user_dirs["structure_dir"]
+        structures = folders(structure_dir, root, STRUCTURE_DIRS)
+        templates = folders(user_dirs["template_mmcif_dir"], root, _TEMPLATE_DIRS) or structures
+        by_entry = structures_by_entry(structures, deep=structure_dir is not None)
         return cls(
-            structures={**top_structures(root), **by_entry},
-            fastas=_index(fastas, FASTA),
+            structures={**_top_structures(root), **by_entry},
+            fastas=_fasta_by_stem(folders(None, root, FASTA_DIRS)),
             template_mmcif_dir=str(templates[0]) if templates else None,
             release_dates=first_file(root, ("mmcif_cache.json",)),
             obsolete_pdbs=first_file(root, ("obsolete.dat",)),
@@ -79,39 +80,35 @@ class SideFiles:
             faults=faults,
         )
 
-    def chain(self, chain_id: str, where: str, **more: Any) -> list[ChainSource]:
-        """A chain with its structure or FASTA and `more`; none, and a fault, for a bad id."""
+    def chain(self, chain_id: str, path: str, **fields: Any) -> list[ChainSource]:
+        """A chain with its side files and `fields`; none, and a fault of `path`, for a bad id."""
         if not _CHAIN_ID.match(chain_id):
-            self.faults.append(
-                InputError(
-                    f"{chain_id!r} is not a chain id: use letters, digits, _ . + = -, at most 200",
-                    path=where,
-                )
-            )
+            message = f"{chain_id!r} is not a chain id: use letters, digits, _ . + = -, at most 200"
+            self.faults.append(InputError(message, path=path))
             return []
-        known: dict[str, Any] = {
-            "structure": _named(chain_id, self.structures),
+        defaults: dict[str, Any] = {
+            "structure": _structure_of(chain_id, self.structures),
             "fasta": self.fastas.get(chain_id),
             "template_mmcif_dir": self.template_mmcif_dir,
             "release_dates": self.release_dates,
             "obsolete_pdbs": self.obsolete_pdbs,
             "is_distillation": self.is_distillation,
         }
-        return [ChainSource(chain_id, **(known | more))]
+        return [ChainSource(chain_id, **(defaults | fields))]
 
     def copy_of(self, original: ChainSource, chain_id: str) -> ChainSource:
-        """A chain with another's alignments and a structure of its own."""
-        (fresh, *_) = [*self.chain(chain_id, original.chain_id), original]
+        """A chain with another's alignments and its own structure."""
+        (source, *_) = [*self.chain(chain_id, original.chain_id), original]
         return dataclasses.replace(
-            fresh,
+            source,
             alignment_dir=original.alignment_dir,
             alignments=original.alignments,
-            sequence="" if fresh.structure else original.sequence,
-            fasta=fresh.fasta or (None if fresh.structure else original.fasta),
+            sequence="" if source.structure else original.sequence,
+            fasta=source.fasta or (None if source.structure else original.fasta),
         )
 
 
-def top_structures(root: Path) -> dict[str, str]:
+def _top_structures(root: Path) -> dict[str, str]:
     """Structure files of a folder itself, by entry."""
     return {
         entry_of(plain(path.name)): str(path)
@@ -120,43 +117,43 @@ def top_structures(root: Path) -> dict[str, str]:
     }
 
 
-def folders(given: str | None, root: Path, names: Iterable[str]) -> list[Path]:
-    """The folder given, or those of the names that are there and no dataset.
+def folders(user_dir: str | None, root: Path, names: Iterable[str]) -> list[Path]:
+    """The user's folder, or the existing subfolders of those names, without datasets.
 
     Raises:
-        InputError: the folder given is not there.
+        InputError: the user's folder does not exist.
     """
-    if given is not None:
-        if not Path(given).is_dir():
-            raise InputError("no such folder", path=given)
-        return [Path(given)]
-    places = [root / name for name in names if (root / name).is_dir()]
-    # `data/` may be a dataset of ours, and hold structures.
-    return [place for place in places if not first_dir(place, _OURS)]
+    if user_dir is not None:
+        if not Path(user_dir).is_dir():
+            raise InputError("no such folder", path=user_dir)
+        return [Path(user_dir)]
+    existing = [root / name for name in names if (root / name).is_dir()]
+    # `data/` may be structures, or a dataset of evofeed.
+    return [folder for folder in existing if not first_dir(folder, _DATASET_DIRS)]
 
 
 def first_dir(root: Path, names: Iterable[str]) -> Path | None:
-    """The first of the folders that is there."""
+    """The first of some folders that exists."""
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
 def first_file(root: Path, names: Iterable[str]) -> str | None:
-    """The first of the files that is there."""
+    """The first of some files that exists."""
     return next((str(root / name) for name in names if (root / name).is_file()), None)
 
 
-def _index(places: Iterable[Path], suffixes: Iterable[str]) -> dict[str, str]:
-    """Stem -> file with one of the suffixes, the first kind winning, then the first folder."""
-    found: dict[str, str] = {}
-    entries = [entry for folder in places for entry in os.scandir(folder)]
-    for kind in (suffix + packed for suffix in suffixes for packed in ("", *PACKED)):
+def _fasta_by_stem(folders: Iterable[Path]) -> dict[str, str]:
+    """FASTA file by stem; the first suffix is preferred, then the first folder."""
+    by_stem: dict[str, str] = {}
+    entries = [entry for folder in folders for entry in os.scandir(folder)]
+    for ending in (suffix + packed for suffix in FASTA for packed in ("", *PACKED)):
         for entry in entries:
-            if entry.name.lower().endswith(kind):
-                found.setdefault(entry.name[: -len(kind)], entry.path)
-    return found
+            if entry.name.lower().endswith(ending):
+                by_stem.setdefault(entry.name[: -len(ending)], entry.path)
+    return by_stem
 
 
-def _named(chain_id: str, structures: Mapping[str, str]) -> str | None:
+def _structure_of(chain_id: str, structures: Mapping[str, str]) -> str | None:
     entry = chain_id.rpartition("_")[0]
     names = (entry, entry.lower(), chain_id)
     return next((structures[name] for name in names if name and name in structures), None)

@@ -1,4 +1,4 @@
-"""Files of one chain, from which its features are made."""
+"""`ChainSource`: the input files of one chain, and the role of each."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ _PAIRING: Final = ("uniprot_hits.sto",)
 _PAIRING_ELSEWHERE: Final = ("uniprot_hits.a3m", "uniprot.sto", "uniprot.a3m")
 """Alignments for pairing chains of a complex; never part of a monomer's MSA."""
 _HITS_AS_A3M: Final = ("hmmsearch.a3m",)
-"""Template hits as Protenix writes them: no alignment of homologs, and no table of hits."""
+"""Template hits as Protenix writes them: neither an alignment of homologs nor a table of hits."""
 _UNREAD: Final = {
     **dict.fromkeys(_PAIRING + _PAIRING_ELSEWHERE, "for pairing the chains of a complex, not read"),
     **dict.fromkeys(_HITS_AS_A3M, "template hits in a form that is not read"),
 }
 SUBFOLDERS: Final = ("a3m", "hhr", "msas")
 """Folders inside a chain's folder: OpenProteinSet's two, and AlphaFold's."""
-_ALIGNED: Final = (".a3m", ".sto", ".hhr")
+_ALIGNMENT_SUFFIXES: Final = (".a3m", ".sto", ".hhr")
 
 
 def is_alignment(name: str) -> bool:
-    """Whether a file of this name, compressed or not, holds an alignment or template hits."""
-    return file_ref(name).plain_name.endswith(_ALIGNED)
+    """True for the name of an alignment or of template hits, compressed or not."""
+    return file_ref(name).plain_name.endswith(_ALIGNMENT_SUFFIXES)
 
 
 def why_unread(name: str) -> str:
-    """Why an alignment of this name, without compression suffix, is not read; else empty."""
+    """Reason why an alignment of this name, without compression suffix, is not read; else empty."""
     return _UNREAD.get(name, "")
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSource:
-    """One chain to featurize, as `discover` finds it. Small, picklable, JSON-ready.
+    """One chain to featurize, as `discover` returns it. Small, picklable, JSON-ready.
 
     Attributes:
         chain_id: name of the record, usually `<entry>_<author's chain id>`.
         alignment_dir: folder of its alignments and template hits.
         fasta: file with its sequence, where there is no structure.
         template_mmcif_dir: folder of `<pdb id>.cif` for its template hits.
-        release_dates: `mmcif_cache.json`: dates of template entries, known before parsing.
+        release_dates: `mmcif_cache.json`: dates of template entries without parsing them.
         obsolete_pdbs: the PDB's `obsolete.dat`.
         alignments: instead of a folder: files or spans of a db.
-        structure_chain: author's chain id; the part after the last `_` if empty.
+        structure_chain: author's chain id; the part of `chain_id` after the last `_` if empty.
         is_distillation: the structure is a prediction; its B factors are pLDDT.
-        assembly: file of the job whose complex it is a chain of.
-        copies: its ids there, one a copy.
-        notes: what its input holds that is left out, in words; they come into the record.
+        assembly: file of the job with the chain's complex.
+        copies: chain ids of its copies in the complex.
+        notes: a line on each part of its input that is left out; they are stored in the record.
     """
 
     chain_id: str
@@ -81,7 +81,7 @@ class ChainSource:
 
     @property
     def author_chain(self) -> str:
-        """Chain id to look for in the structure."""
+        """Its chain id in the structure."""
         return self.structure_chain or self.chain_id.rpartition("_")[2]
 
     def structure_ref(self) -> FileRef | None:
@@ -89,20 +89,20 @@ class ChainSource:
         return None if self.structure is None else file_ref(self.structure)
 
     def alignment_files(self, config: FeaturizeConfig | None = None) -> list[tuple[Role, FileRef]]:
-        """Its alignments and hits in canonical order: by file name, whatever lists first."""
+        """Its alignments and hits by file name, which is independent of the file system's order."""
         config = config or FeaturizeConfig()
-        refs = list(self.alignments) or list(self._listed(config.subfolders))
+        refs = list(self.alignments) or list(self._files_in_dir(config.subfolders))
         in_db = bool(self.alignments)
         refs.sort(key=lambda ref: (ref.name, ref.path, ref.offset, ref.part))
         return [(role_of(ref.plain_name, config, in_db), ref) for ref in refs]
 
-    def _listed(self, subfolders: bool) -> Iterator[FileRef]:
+    def _files_in_dir(self, subfolders: bool) -> Iterator[FileRef]:
         if self.alignment_dir is None:
             return
         for entry in self._entries(self.alignment_dir):
             if subfolders and entry.name in SUBFOLDERS and entry_kind(entry) == "dir":
-                yield from (file_ref(e.path) for e in self._entries(entry.path) if self._reads(e))
-            elif self._reads(entry):
+                yield from (file_ref(e.path) for e in self._entries(entry.path) if self._is_file(e))
+            elif self._is_file(entry):
                 yield file_ref(entry.path)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
@@ -115,20 +115,20 @@ class ChainSource:
                 item=self.chain_id,
             ) from None
 
-    def _reads(self, entry: os.DirEntry[str]) -> bool:
-        """Whether it is a file; an alignment that is not one is no reason to go on without."""
+    def _is_file(self, entry: os.DirEntry[str]) -> bool:
+        """True for a file with a UTF-8 name; raises for an alignment that is not one."""
         if not is_text(entry.name) and is_alignment(entry.name):
             name = entry.path.encode(errors="replace").decode()
             raise InputError("not UTF-8: rename it", path=name, item=self.chain_id)
         if (kind := entry_kind(entry)) == "file":
             return is_text(entry.name)
         if is_alignment(entry.name) and kind != "dir":
-            what = "a link to nothing" if entry.is_symlink() else "not a regular file"
-            raise InputError(f"{what}: fix or remove it", path=entry.path, item=self.chain_id)
+            fault = "a link to nothing" if entry.is_symlink() else "not a regular file"
+            raise InputError(f"{fault}: fix or remove it", path=entry.path, item=self.chain_id)
         return False
 
     def nbytes(self) -> int:
-        """Bytes of its inputs where they lie: a cheap measure of the work it makes."""
+        """Bytes of its inputs on disk: a cheap estimate of its work."""
         total = sum(ref.nbytes() for role, ref in self.alignment_files() if role != "other")
         structure = self.structure_ref()
         return total + (structure.nbytes() if structure else 0)
@@ -139,7 +139,7 @@ class ChainSource:
 
 
 def role_of(name: str, config: FeaturizeConfig, in_db: bool = False) -> Role:
-    """What a file of a chain's folder is for, by its name without compression suffix."""
+    """Role of a file of a chain's folder, by its name without compression suffix."""
     stem, _, suffix = name.rpartition(".")
     unread = _PAIRING if config.hit_names == "openfold" else tuple(_UNREAD)
     if name in unread:

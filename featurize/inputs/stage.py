@@ -1,14 +1,14 @@
-"""An input in a bucket, copied to this machine before it is featurized.
+"""Copy of an input from a bucket to this machine, before it is featurized.
 
 A plan needs every file's size and time, and workers read files more than once, so the
-files of the prefix are fetched as they are and kept: the next run fetches what changed.
+files of the prefix are copied unchanged and kept: the next run copies only changed files.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -16,16 +16,16 @@ from typing import Final
 from evofeed.base.errors import InputError, ShardMissing
 from evofeed.store.inner import S3Storage, Storage, StoredObject
 
-_MARK: Final = ".evofeed-input"
-"""File in a copy that holds the address it was copied from."""
+_MARKER: Final = ".evofeed-input"
+"""File in a copy with the URI of its source."""
 _CHUNK: Final = 16 << 20
-_AT_ONCE: Final = 16
-_SPARE: Final = 1 << 30
+_THREADS: Final = 16
+_RESERVED_BYTES: Final = 1 << 30
 """Bytes of the disk that stay free."""
 
 
 def is_remote(uri: str) -> bool:
-    """Whether an input must be copied here first."""
+    """True for an input in a bucket, which must be copied first."""
     return uri.startswith("s3://")
 
 
@@ -35,111 +35,111 @@ def stage_input(
     """Copy an input from a bucket.
 
     Args:
-        folder: where the copy goes, and nothing else; what is there already and unchanged
-            stays, what is no longer in the bucket is removed.
+        folder: of this copy alone; files that have not changed since the last copy stay, those
+            that are no longer in the bucket are removed.
 
     Returns:
-        Path of the copy: what to featurize.
+        Path of the copy: the input to featurize.
 
     Raises:
-        InputError: nothing there, a key that is no path, too little room for it all, or a
-            folder with something else in it.
-        StoreError: the bucket is not there or cannot be read.
+        InputError: an empty prefix, a key that is not a path, too little free disk, or a
+            folder with other files in it.
+        StoreError: the bucket does not exist or cannot be read.
     """
-    home = Path(folder).absolute()
+    copy = Path(folder).absolute()
     uri = uri.rstrip("/")
     storage = S3Storage(uri)
-    found = list(storage.files(""))
-    _claim(home, uri)
-    if found:
-        _copy(storage, found, home, progress)
-        _remove_others(home, {item.key for item in found})
-        return str(home)
-    above, _, name = uri.rpartition("/")
-    if above == "s3:/":
+    objects = list(storage.files(""))
+    _claim(copy, uri)
+    if objects:
+        _copy(storage, objects, copy, progress)
+        _remove_others(copy, {item.key for item in objects})
+        return str(copy)
+    parent, _, name = uri.rpartition("/")
+    if parent == "s3:/":
         raise InputError("the bucket is empty", path=uri)
-    storage = S3Storage(above)
+    storage = S3Storage(parent)
     try:
-        found = [storage.stored(name)]
+        objects = [storage.stored(name)]
     except ShardMissing:
         raise InputError("nothing is there: neither files below it nor a file", path=uri) from None
-    _copy(storage, found, home, progress)
-    return str(home / name)
+    _copy(storage, objects, copy, progress)
+    return str(copy / name)
 
 
-def _claim(home: Path, uri: str) -> None:
-    """Mark a folder as the copy of an input; files that are not ours are never removed."""
-    mark = home / _MARK
-    if mark.is_file() and mark.read_text() == uri:
+def _claim(copy: Path, uri: str) -> None:
+    """Marks a folder as the copy of an input; files in a folder without marker are not touched."""
+    marker = copy / _MARKER
+    if marker.is_file() and marker.read_text() == uri:
         return
-    if home.exists() and any(home.iterdir()):
-        raise InputError(f"not empty, and no copy of {uri}: name another --stage", path=str(home))
-    _write(mark, [uri.encode()])
+    if copy.exists() and any(copy.iterdir()):
+        raise InputError(f"not empty, and no copy of {uri}: name another --stage", path=str(copy))
+    _write(marker, [uri.encode()])
 
 
 def _copy(
     storage: Storage,
-    found: list[StoredObject],
-    home: Path,
+    objects: list[StoredObject],
+    copy: Path,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    for item in found:
-        if not (home / item.key).resolve().is_relative_to(home.resolve()):
+    for item in objects:
+        if not (copy / item.key).resolve().is_relative_to(copy.resolve()):
             raise InputError(f"{item.key!r} is not a path below the prefix", path=storage.uri)
-    wanted = []
-    for item in found:
-        stat = (home / item.key).stat() if (home / item.key).is_file() else None
+    changed = []
+    for item in objects:
+        stat = (copy / item.key).stat() if (copy / item.key).is_file() else None
         state = stat and (stat.st_size, round(stat.st_mtime))
-        wanted += [item] if state != (item.nbytes, round(item.modified)) else []
-    need, total = sum(item.nbytes for item in wanted), sum(item.nbytes for item in found)
-    home.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(home).free
-    if need + _SPARE > free:
+        changed += [item] if state != (item.nbytes, round(item.modified)) else []
+    needed, total = sum(item.nbytes for item in changed), sum(item.nbytes for item in objects)
+    copy.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(copy).free
+    if needed + _RESERVED_BYTES > free:
         raise InputError(
-            f"{need} bytes are to be copied to {home}, which has {free} free: name a roomier "
+            f"{needed} bytes are to be copied to {copy}, which has {free} free: name a roomier "
             "folder with --stage, or give a smaller prefix",
             path=storage.uri,
         )
-    done = total - need
+    done = total - needed
 
     def fetch(item: StoredObject) -> int:
-        # A few bytes at a time: an alignment_db takes gigabytes.
-        sizes = ((at, min(_CHUNK, item.nbytes - at)) for at in range(0, item.nbytes, _CHUNK))
-        _write(home / item.key, (_piece(storage, item.key, *one) for one in sizes))
-        os.utime(home / item.key, (item.modified, item.modified))
+        _write(copy / item.key, _chunks(storage, item))
+        os.utime(copy / item.key, (item.modified, item.modified))
         return item.nbytes
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for nbytes in pool.map(fetch, wanted):
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for nbytes in pool.map(fetch, changed):
             done += nbytes
             if progress is not None:
                 progress(done, total)
 
 
-def _piece(storage: Storage, key: str, offset: int, nbytes: int) -> bytes:
-    piece = bytearray(nbytes)
-    storage.read_into(key, offset, memoryview(piece))
-    return bytes(piece)
+def _chunks(storage: Storage, item: StoredObject) -> Iterator[bytes]:
+    """An object's bytes in chunks: an alignment_db takes gigabytes."""
+    for offset in range(0, item.nbytes, _CHUNK):
+        chunk = bytearray(min(_CHUNK, item.nbytes - offset))
+        storage.read_into(item.key, offset, memoryview(chunk))
+        yield bytes(chunk)
 
 
-def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    """Written aside and renamed, so that half a file is none."""
+def _write(path: Path, chunks: Iterable[bytes]) -> None:
+    """Writes a temporary file and renames it, so that no file is incomplete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with aside.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        aside.replace(path)
+        with temporary.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+        temporary.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def _remove_others(home: Path, keys: set[str]) -> None:
-    for folder, _, names in os.walk(home, topdown=False):
-        here = Path(folder)
+def _remove_others(copy: Path, keys: set[str]) -> None:
+    for root, _, names in os.walk(copy, topdown=False):
+        folder = Path(root)
         for name in names:
-            if (here / name).relative_to(home).as_posix() not in keys | {_MARK}:
-                (here / name).unlink()
-        if here != home and not any(here.iterdir()):
-            here.rmdir()
+            if (folder / name).relative_to(copy).as_posix() not in keys | {_MARKER}:
+                (folder / name).unlink()
+        if folder != copy and not any(folder.iterdir()):
+            folder.rmdir()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evofeed.base.errors import InputError
 from evofeed.base.files import write_atomic
-from evofeed.featurize.inputs.discovery import fasta_files, once
+from evofeed.featurize.inputs.discovery import fasta_files, unique_chains
 from evofeed.featurize.inputs.layouts import from_fasta
 from evofeed.featurize.inputs.side_files import SideFiles
 from evofeed.featurize.inputs.sources import ChainSource
@@ -65,7 +65,7 @@ def read_sequences(
     faults: list[InputError] = []
     side_files = SideFiles({}, {}, None, None, None, False, faults)
     chains = [chain for path in files for chain in from_fasta(path, side_files, rna=rna)]
-    sources = once(chains, faults, fasta)
+    sources = unique_chains(chains, faults, fasta)
     if problems is not None:
         problems += faults
     elif faults:

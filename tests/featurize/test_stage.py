@@ -78,7 +78,7 @@ def test_what_is_not_there_or_has_no_room_is_one_line(
         stage_input(f"{bucket.uri}/set", str(tmp_path / "mine"))
     assert (tmp_path / "mine" / "thesis.txt").exists()
     uri = bucket.fill(write(tmp_path / "raw", FILES))
-    monkeypatch.setattr("evofeed.featurize.inputs.stage._SPARE", 1 << 60)
+    monkeypatch.setattr("evofeed.featurize.inputs.stage._RESERVED_BYTES", 1 << 60)
     with pytest.raises(InputError, match=r"bytes are to be copied .* --stage"):
         stage_input(uri, home)
     with pytest.raises(InputError, match=r"`evofeed featurize` copies it first"):

@@ -1,8 +1,8 @@
 """Job files of structure predictors: AlphaFold 3 and Protenix JSON, Boltz YAML; and FASTA headers.
 
-All of them list the molecules of a complex under `sequences`. Each protein in them is a
-chain, `<name>_<id>`, with the alignments that are written in the file or named by it; what
-else is there (ligands, nucleic acids, copies, templates) is noted. A job is one complex, too.
+All of them list the molecules of a complex under `sequences`. Each protein is a chain,
+`<name>_<id>`, with the alignments that the file contains or names; its notes list the rest
+(ligands, nucleic acids, copies, templates). A job is also one complex.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from evofeed.featurize.inputs.side_files import SideFiles, first_file
 from evofeed.featurize.inputs.sources import ChainSource
 
 LEFT_OUT: Final = "no protein, left out"
-"""How the note on what is beside the proteins begins."""
+"""First words of the note on the other molecules of an entry."""
 _BOLTZ: Final = ("protein", "rna", "dna", "ccd", "smiles")
 _CHAI: Final = ("protein", "rna", "dna", "ligand", "glycan")
 SUFFIXES: Final = (".json", ".yaml", ".yml")
 _HEAD_BYTES: Final = 1 << 16
-_MOST_COPIES: Final = 100_000
-"""Copies of a molecule whose ids are written out."""
-_NAMED_COPIES: Final = 20
+_MAX_COPIES: Final = 100_000
+"""Copies of a molecule: each gets an id."""
+_LISTED_COPIES: Final = 20
 _PAIRED: Final = "uniprot_hits.a3m"
-"""What an alignment to pair is called here: AlphaFold 3 pairs its rows by UniProt's species."""
-_OF_MOLECULE: Final = ("templates", "templatesPath", "modifications", "cyclic")
+"""Name given to an alignment to pair: AlphaFold 3 pairs its rows by UniProt's species."""
+_UNREAD_OF_MOLECULE: Final = ("templates", "templatesPath", "modifications", "cyclic")
 """Items of a protein that are not read."""
-_OF_JOB: Final = ("templates", "constraints", "bondedAtomPairs", "covalent_bonds", "userCCD",
-                  "userCCDPath", "properties")  # fmt: skip
+_UNREAD_OF_JOB: Final = ("templates", "constraints", "bondedAtomPairs", "covalent_bonds",
+                         "userCCD", "userCCDPath", "properties")  # fmt: skip
 """Items of a job that are not read."""
 _PROTEINS: Final = ("protein", "proteinChain")
 _IS_JOB: Final = re.compile(rb"""(?m)^sequences:|["']sequences["']\s*:""")
 
 
 class Molecule(NamedTuple):
-    """What a header or a job file says: a name, a kind of molecule, and the file of its alignment.
+    """Name, kind and alignment file of a molecule in a header or a job file.
 
-    `chain` marks a name that is only a chain's, as in Boltz: its file is the entry.
+    `chain`: the name is a chain id, as in Boltz, and the name of the file is the entry's.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Molecule(NamedTuple):
 
 
 def molecule_of(header: str) -> Molecule | None:
-    """A molecule as Boltz (`A|protein|x.a3m`) or Chai (`protein|name=x`) write it; else None."""
+    """The molecule of a header of Boltz (`A|protein|x.a3m`) or Chai (`protein|name=x`), or None."""
     first, *rest = (part.strip() for part in header.split("|"))
     if rest and rest[0].lower() in _BOLTZ:
         msa = rest[1] if len(rest) > 1 else ""
@@ -73,25 +73,25 @@ def molecule_of(header: str) -> Molecule | None:
 
 
 def is_other(molecule: Molecule | None) -> bool:
-    """Whether it says that it is no protein."""
+    """True for a molecule that is not a protein."""
     return molecule is not None and molecule.kind != "protein"
 
 
-def no_protein(others: Iterable[Molecule]) -> str:
-    """A note on what is beside the proteins of an entry."""
+def left_out_note(others: Iterable[Molecule]) -> str:
+    """A note on the molecules of an entry that are not proteins."""
     listed = ", ".join(f"{molecule.name} ({molecule.kind})" for molecule in others)
     return f"{LEFT_OUT}: {listed}"
 
 
 def is_job(path: Path) -> bool:
-    """Whether a JSON or YAML file lists molecules, by its first bytes."""
+    """True if a JSON or YAML file lists molecules, by its first bytes."""
     return bool(_IS_JOB.search(read_head(file_ref(path), _HEAD_BYTES)))
 
 
-def from_job(path: Path, beside: SideFiles) -> list[ChainSource]:
-    """The proteins of a job file; faults for what cannot be understood in it.
+def from_job(path: Path, side_files: SideFiles) -> list[ChainSource]:
+    """The proteins of a job file; a job that cannot be read is a fault.
 
-    Beside AlphaFold 3's `x_data.json`, its best model `x_model.cif` is their structure.
+    With AlphaFold 3's `x_data.json`, its best model `x_model.cif` is their structure.
     """
     sources = []
     stem = _stem(path).removesuffix("_data")
@@ -104,94 +104,90 @@ def from_job(path: Path, beside: SideFiles) -> list[ChainSource]:
         if not isinstance(molecules, list):
             raise InputError(f"'sequences' of {entry} is not a list", path=str(path))
         try:
-            notes = [f"{name} of the job, not read" for name in _given(job, _OF_JOB)]
-            sources += [
-                dataclasses.replace(
-                    source,
-                    notes=(*source.notes, *notes),
-                    **_modelled(source, model),
-                )
-                for source in _proteins(molecules, entry, number, path, beside)
-            ]
+            unread = [f"{item} of the job, not read" for item in _present(job, _UNREAD_OF_JOB)]
+            for source in list(_proteins(molecules, entry, number, path, side_files)):
+                structure = _model_fields(source, model)
+                notes = (*source.notes, *unread)
+                sources.append(dataclasses.replace(source, notes=notes, **structure))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            why = f"its 'sequences' are not as AlphaFold 3, Protenix or Boltz write them: {error!r}"
-            beside.faults.append(InputError(why, path=str(path), item=entry))
+            reason = f"not as AlphaFold 3, Protenix or Boltz write them: {error!r}"
+            message = f"its 'sequences' are {reason}"
+            side_files.faults.append(InputError(message, path=str(path), item=entry))
     return sources
 
 
-def _modelled(source: ChainSource, model: str | None) -> dict[str, Any]:
-    """A model as the structure of a chain that has none."""
+def _model_fields(source: ChainSource, model: str | None) -> dict[str, Any]:
+    """Fields of `ChainSource` for a model as the structure of a chain that has none."""
     if model is None or source.structure is not None:
         return {}
     return {"structure": model, "structure_chain": source.copies[0], "is_distillation": True}
 
 
 def rows_of(data: bytes, argument: str, path: str) -> bytes:
-    """The alignment written into a JSON file: `unpairedMsa` of one protein, or `pairedMsa`;
-    `argument` numbers job and molecule from 0, and has the field.
+    """An alignment inside a JSON file; `argument` is the number of the job and of the molecule,
+    from 0, and the field, `unpairedMsa` or `pairedMsa`.
 
     Raises:
-        InputError: it is not there.
+        InputError: the file has no such alignment.
     """
-    job, protein, name = argument.split()
-    number, index = int(job), int(protein)
+    number, index, field = argument.split()
     try:
         jobs = parse_json(data)
-        (molecule,) = (jobs if isinstance(jobs, list) else [jobs])[number]["sequences"][
-            index
-        ].values()
-        return _text(molecule[name]).encode()
+        job = (jobs if isinstance(jobs, list) else [jobs])[int(number)]
+        (molecule,) = job["sequences"][int(index)].values()
+        return _text(molecule[field]).encode()
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise InputError(f"no alignment of molecule {index + 1}: {error!r}", path=path) from None
+        message = f"no alignment of molecule {int(index) + 1}: {error!r}"
+        raise InputError(message, path=path) from None
 
 
 def _jobs(path: Path) -> list[dict[str, Any]]:
     data = read_bytes(file_ref(path))
     try:
         if plain(path.name).endswith(".json"):
-            found = parse_json(data)
+            content = parse_json(data)
         else:
             import yaml
 
-            found = yaml.safe_load(data)
+            content = yaml.safe_load(data)
     except ModuleNotFoundError:
         raise
     except Exception as error:  # json has `msg` and `lineno`, yaml `problem` and its mark
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else getattr(error, "lineno", None)
-        why = getattr(error, "msg", None) or getattr(error, "problem", None) or error
-        why = " ".join(str(why).split())
-        raise InputError(f"neither JSON nor YAML: {why}", path=str(path), line=line) from None
-    jobs = found if isinstance(found, list) else [found]
+        reason = getattr(error, "msg", None) or getattr(error, "problem", None) or error
+        message = f"neither JSON nor YAML: {' '.join(str(reason).split())}"
+        raise InputError(message, path=str(path), line=line) from None
+    jobs = content if isinstance(content, list) else [content]
     return [job for job in jobs if isinstance(job, dict) and "sequences" in job]
 
 
 def _proteins(
-    molecules: list[dict[str, Any]], entry: str, number: int, path: Path, beside: SideFiles
+    molecules: list[dict[str, Any]], entry: str, number: int, path: Path, side_files: SideFiles
 ) -> Iterator[ChainSource]:
-    taken = 0
+    num_chains = 0
     proteins, others = [], []
     for index, molecule in enumerate(molecules):
         ((kind, body),) = molecule.items()
-        ids = _ids(body, taken)
-        taken += len(ids)
+        ids = _chain_ids(body, num_chains)
+        num_chains += len(ids)
         if kind in _PROTEINS:
             proteins.append((index, ids, body))
         else:
             others.append(Molecule(", ".join(ids), kind))
     if not proteins:
-        why = no_protein(others) or "no protein in it"
-        beside.faults.append(NoProtein(why, path=str(path), item=entry))
+        message = left_out_note(others) if others else "no protein in it"
+        side_files.faults.append(NoProtein(message, path=str(path), item=entry))
     for index, ids, body in proteins:
         chain_id = f"{entry}_{ids[0]}"
-        refs, notes = _alignments(body, number, index, chain_id, path, beside)
+        refs, notes = _alignments(body, number, index, chain_id, path, side_files)
         if len(ids) > 1:
-            more = ", ..." if len(ids) > _NAMED_COPIES else ""
-            first = ", ".join(ids[:_NAMED_COPIES])
+            more = ", ..." if len(ids) > _LISTED_COPIES else ""
+            first = ", ".join(ids[:_LISTED_COPIES])
             notes.append(f"{len(ids)} copies in the complex: {first}{more}")
         if others:
-            notes.append(no_protein(others))
-        found = beside.chain(
+            notes.append(left_out_note(others))
+        chains = side_files.chain(
             chain_id,
             str(path),
             sequence=_text(body["sequence"]),
@@ -201,29 +197,33 @@ def _proteins(
             assembly=str(path),
             copies=tuple(ids),
         )
-        if not found:
-            beside.faults[-1].item = entry
-        yield from found
+        if not chains:
+            side_files.faults[-1].item = entry
+        yield from chains
 
 
-def _ids(body: Mapping[str, Any], taken: int) -> list[str]:
-    """Chain ids of a molecule; where a file only counts copies, the letters that are next."""
-    given = body.get("id")
-    if isinstance(given, list) and not given:
+def _chain_ids(body: Mapping[str, Any], first: int) -> list[str]:
+    """Chain ids of a molecule's copies; if the file only counts them, letters from `first` on."""
+    ids = body.get("id")
+    if isinstance(ids, list) and not ids:
         raise ValueError("an empty list of ids")
-    if given is not None:
-        return [_text(one) for one in (given if isinstance(given, list) else [given])]
+    if ids is not None:
+        return [_text(chain_id) for chain_id in (ids if isinstance(ids, list) else [ids])]
     count = int(body.get("count", 1))
-    if not 1 <= count <= _MOST_COPIES:
-        raise ValueError(f"count {count}: must be 1 to {_MOST_COPIES}")
-    return [chain_letter(taken + copy) for copy in range(count)]
+    if not 1 <= count <= _MAX_COPIES:
+        raise ValueError(f"count {count}: must be 1 to {_MAX_COPIES}")
+    return [chain_letter(first + copy) for copy in range(count)]
 
 
 def _alignments(
-    body: Mapping[str, Any], number: int, index: int, chain_id: str, path: Path, beside: SideFiles
+    body: Mapping[str, Any],
+    number: int,
+    index: int,
+    chain_id: str,
+    path: Path,
+    side_files: SideFiles,
 ) -> tuple[tuple[FileRef, ...], list[str]]:
-    """The alignments of a protein, and what else is there for it, in words."""
-    notes = []
+    """The alignments of a protein, and notes on its items that are not read."""
     refs: list[FileRef] = []
     if body.get("unpairedMsa"):
         name = f"{chain_id}_unpaired.a3m"
@@ -242,25 +242,25 @@ def _alignments(
         refs += [pairing] if pairing.nbytes() else []
     for name in (name for name in named if isinstance(name, str) and name not in ("", "empty")):
         refs.append(alignment_named(name, path))
-    notes += [f"{name} given with the sequence, not read" for name in _given(body, _OF_MOLECULE)]
-    return tuple(refs), notes
+    unread = _present(body, _UNREAD_OF_MOLECULE)
+    return tuple(refs), [f"{item} given with the sequence, not read" for item in unread]
 
 
-def _given(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Which of some items a file gives, a list with its length."""
-    found = [(name, values[name]) for name in names if values.get(name)]
-    return [f"{len(v)} {n}" if isinstance(v, list) else n for n, v in found]
+def _present(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Those of some items that a file has, a list with its length."""
+    items = [(name, values[name]) for name in names if values.get(name)]
+    return [f"{len(v)} {n}" if isinstance(v, list) else n for n, v in items]
 
 
 def _text(value: object) -> str:
-    """A text, or a number that YAML took a chain id for.
+    """A text, or a chain id that YAML read as a number.
 
     Raises:
-        TypeError: it is neither; nothing nested is spelled out, for it may be huge.
+        TypeError: it is neither; the message leaves the value out, which may be huge.
     """
     if not isinstance(value, str | int):
         raise TypeError(f"a {type(value).__name__} where a text belongs")
-    return str(value).encode().decode()  # a lone surrogate of JSON is none
+    return str(value).encode().decode()  # raises for a lone surrogate of JSON
 
 
 def _stem(path: Path) -> str:

@@ -1,7 +1,7 @@
-"""A file with the rows of several chains, read once for each of them.
+"""Parts of files with the rows of several chains, which are read once for each chain.
 
-A `FileRef`'s `part` names a road and what that road makes of it: `complex 1` is the second
-chain of a complex in ColabFold's a3m.
+A `FileRef`'s `part` names a kind of file and its argument: `complex 1` is the second chain of
+a complex in ColabFold's a3m.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ def read_part(ref: FileRef, caps: InputCaps | None = None) -> bytes:
     """The decompressed content of an input, or the a3m rows of one chain if it is a part.
 
     Raises:
-        InputError: as `read_bytes`; the file is not what it was taken for, or lacks that part.
+        InputError: as `read_bytes`; the file is of another kind, or lacks that part.
     """
     if not ref.part:
         return read_bytes(ref, caps)
-    road, _, argument = ref.part.partition(" ")
-    return _ROWS_OF[road](read_bytes(file_ref(ref.path), caps), argument, ref.path)
+    kind, _, argument = ref.part.partition(" ")
+    return _ROWS_OF[kind](read_bytes(file_ref(ref.path), caps), argument, ref.path)
 
 
 def parse_msa(data: bytes, ref: FileRef, config: FeaturizeConfig) -> Msa:
-    """The alignment of an input, by its name a3m or Stockholm.
+    """The alignment of an input, a3m or Stockholm by its name.
 
     Raises:
-        MsaError: it is none; names file and line.
+        MsaError: it is not an alignment; names file and line.
     """
     parse = parse_stockholm if ref.plain_name.endswith(".sto") else parse_a3m
     return parse(data, path=ref.path, strict_letters=config.strict_letters, caps=config.caps)

@@ -1,4 +1,4 @@
-"""Alignments kept as tables: Boltz's CSV and Chai's `.aligned.pqt`."""
+"""Alignments as tables: Boltz's CSV and Chai's `.aligned.pqt`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from evofeed.featurize.inputs.sources import is_alignment
 
 SUFFIXES: Final = (".csv", ".aligned.pqt")
 _HEAD_BYTES: Final = 4096
-_NO_KEY: Final = ("", "-1", "nan")
+_UNPAIRED_KEYS: Final = ("", "-1", "nan")
 
 
 def alignment_file(path: Path) -> FileRef | None:
-    """A file as an alignment to read; None if it is none."""
+    """A file as an alignment to read; None for a CSV with other columns."""
     name = plain(path.name)
     if name.endswith(".aligned.pqt"):
         return FileRef(f"{stem(path)}.a3m", str(path), part="table pqt")
@@ -31,36 +31,36 @@ def alignment_file(path: Path) -> FileRef | None:
 
 
 def stem(path: Path) -> str:
-    """Name of an alignment's file without what says its kind."""
+    """Name of an alignment's file without suffixes."""
     name = plain(path.name)
     return next((name.removesuffix(s) for s in (*SUFFIXES, ".a3m") if name.endswith(s)), name)
 
 
 def alignment_named(name: str, named_in: Path) -> FileRef:
-    """An alignment named by another file, from that one's folder, one above it, or from here.
+    """An alignment named in another file, relative to that file's folder, to a parent of it, or to
+    the working directory, as in Boltz's examples.
 
-    Boltz's examples name theirs from the folder where the command is run. Where none is
-    there, the first place: the chain then fails, and says which file it lacks.
+    If no such file exists, the first path: the chain then fails with an error that names it.
     """
     name = name.replace("\0", "?")
-    places = [home / name for home in (*named_in.absolute().parents, Path())]
-    found = next((path for path in places if _is_file(path)), places[0])
-    ref = (alignment_file(found) if _is_file(found) else None) or file_ref(found)
+    paths = [folder / name for folder in (*named_in.absolute().parents, Path())]
+    path = next((path for path in paths if _is_file(path)), paths[0])
+    ref = (alignment_file(path) if _is_file(path) else None) or file_ref(path)
     if is_alignment(ref.plain_name):
         return ref
-    packed = ref.name.removeprefix(ref.plain_name)  # whatever it is called, it is an alignment
+    packed = ref.name.removeprefix(ref.plain_name)  # an alignment under any name
     return ref._replace(name=f"{ref.plain_name}.a3m{packed}")
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # no name that a file could have
+    except OSError:  # e.g. a name that is too long
         return False
 
 
 def chai_name(sequence: str) -> str:
-    """The file in which Chai keeps the alignment of a sequence."""
+    """Name of Chai's file with the alignment of a sequence."""
     return f"{hashlib.sha256(sequence.upper().encode()).hexdigest()}.aligned.pqt"
 
 
@@ -68,11 +68,11 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
     """The `sequence` column of a table as a3m, rows without a residue left out.
 
     Args:
-        argument: `csv` or `pqt`; with ` paired` only the query and the rows that name their
-            partners, by Boltz's `key` (a taxon; none is empty or -1) or Chai's `pairing_key`.
+        argument: `csv` or `pqt`; with ` paired` only the query and the rows with a pairing key:
+            Boltz's `key` (a taxon id; empty or -1 without) or Chai's `pairing_key`.
 
     Raises:
-        MsaError: no such table, or no such column.
+        MsaError: not such a table, or a column is missing.
     """
     try:
         kind, _, paired = argument.partition(" ")
@@ -91,9 +91,9 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
     except (KeyError, IndexError, OSError, ValueError, csv.Error) as error:
         raise MsaError(f"no table of aligned sequences: {error!r}", path=path) from None
     if paired:
-        named = [("" if key is None else str(key).strip()) for key in keys]
-        pairs = list(zip(named, rows, strict=True))
-        known = [(k, row) for k, row in pairs[1:] if k not in _NO_KEY and row.strip("-")]
-        return "".join(f">{k}\n{row}\n" for k, row in [("query", rows[0]), *known]).encode()
-    kept = [row for row in rows if row.strip("-")]
-    return "".join(f">row{number}\n{row}\n" for number, row in enumerate(kept)).encode()
+        texts = [("" if key is None else str(key).strip()) for key in keys]
+        keyed = list(zip(texts, rows, strict=True))[1:]
+        pairs = [(k, row) for k, row in keyed if k not in _UNPAIRED_KEYS and row.strip("-")]
+        return "".join(f">{k}\n{row}\n" for k, row in [("query", rows[0]), *pairs]).encode()
+    rows = [row for row in rows if row.strip("-")]
+    return "".join(f">row{number}\n{row}\n" for number, row in enumerate(rows)).encode()
