@@ -61,7 +61,7 @@ BUDGET = {
     "store": 7_306,
     "loader": 12_090,
     "service": 8_234,
-    "trainer": 12_035,
+    "trainer": 12_077,
     "kernels": 16_300,
     "synth": 1_858,
     "tests": 39_953,

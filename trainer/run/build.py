@@ -22,7 +22,7 @@ from evofeed.trainer.parallel.losses import share_losses
 from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.run.checkpoint import checkpoint_in
 from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.loop import LossFunction
+from evofeed.trainer.run.passes import LossFunction
 from evofeed.trainer.run.settings import parts_of
 from evofeed.trainer.run.stream import FixedBatches, Loader
 

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from evofeed.base.errors import TrainerError
 from evofeed.base.run_files import STEPS
-from evofeed.kernels import OnePass
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.log.clock import StepClock
@@ -41,8 +40,8 @@ from evofeed.trainer.run.checkpoint import (
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer, learning_rate
 from evofeed.trainer.run.gradients import watch_gradients
-from evofeed.trainer.run.graphs import Recycling, Replay, State
-from evofeed.trainer.run.precision import LossScale, autocast
+from evofeed.trainer.run.passes import LossFunction, Passes
+from evofeed.trainer.run.precision import LossScale
 from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.stream import (
     BatchStream,
@@ -55,11 +54,9 @@ from evofeed.trainer.run.telemetry import (
     StepNumbers,
     Telemetry,
     announced,
-    measured,
     note_signals,
 )
 
-LossFunction = Callable[[Mapping[str, Any], dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
 _LOG = logging.getLogger(__name__)
 
 
@@ -96,12 +93,11 @@ class Loop:
         after_backward: Callable[[Loop], None] | None = None,
     ) -> None:
         self._after_backward = after_backward
-        self.config, self.model, self.loss, self.world = config, model, loss, world
+        self.config, self.model, self.world = config, model, world
         self.out, self.log, self.validate, self.watch = out, log, validate, watch
         self.loader = loader
         self.batch_like: dict[str, Tensor] = {}  # the first batch without its values
         on_gpu = world.device.type == "cuda"
-        recorded = config.cuda_graphs and on_gpu
         self.optimizer = FlatOptimizer(
             model, config.optim, fused=on_gpu and config.kernels == "fused",
             scale=LossScale(world.device) if config.precision == "fp16" else None,
@@ -116,9 +112,7 @@ class Loop:
         self._provenance = provenance or {}
         self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
         self._saved = -1  # the step of the last checkpoint
-        self._one_pass = OnePass(masks)
-        self._replay = self._recorder() if recorded else None
-        self._terms: list[str] = []
+        self._passes = Passes(model, loss, self.optimizer, config, world.device, masks)
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
         self._unsynced = False  # this rank's gradient is there, and its alone
         self._skipped_in_a_row = 0
@@ -241,10 +235,8 @@ class Loop:
             samples.append(sample_names(self.loader))
             if not self.batch_like:
                 self.batch_like = {k: v.to("meta") for k, v in batch.items()}
-                if self._replay and config.kernels == "fused" and config.axial == 1:
-                    clock.part("forward")
-                    self._replay.compile_ahead(batch, self.world.device)
-                    self.optimizer.zero_grad()
+                clock.part("forward")
+                self._passes.compile_ahead(batch)
             if micro == 0 and self.log:
                 self.log.values(step, epoch=self.stream.epoch, first=self.stream.first)
             torch.manual_seed(self._sample_seed(step, micro))
@@ -292,53 +284,15 @@ class Loop:
     def _backward(self, batch: dict[str, Tensor]) -> Tensor:
         """Forward and backward of one batch; its numbers, on the device."""
         self.clock.part("forward")
-        if self._replay:
-            numbers = self._replay(batch, lambda: self.clock.part("backward"))
-        else:
-            loss, numbers = self._forward(batch)
-            self.clock.part("backward")
-            self.optimizer.backward(loss)
+        numbers = self._passes.gradients(batch, lambda: self.clock.part("backward"))
         if self.config.optim.clip == "per_example":  # of the sample, not of a rank's part
             self.world.mean_of_sample(self.optimizer.grad)
         self.optimizer.end_sample()
         return announced(numbers, stop=bool(self._asked), recycles=num_recycles(batch))
 
-    def _forward(
-        self, batch: dict[str, Tensor], previous: State | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Loss of a batch, and loss and terms as one detached tensor."""
-        if isinstance(self.model, Recycling):
-            batch, previous = self._recycled(self.model, batch, previous)
-        with autocast(self.config.precision, self.world.device.type), self._one_pass:
-            outputs = self.model(batch) if previous is None else self.model(batch, previous)
-        loss, terms = self.loss(outputs, batch)
-        self._terms = sorted(terms)
-        return loss, measured(loss, terms)
-
-    def _recycled(
-        self, model: Recycling, batch: dict[str, Tensor], previous: State | None
-    ) -> tuple[dict[str, Tensor], State | None]:
-        """A batch's last recycle, and what those before gave: passes of their own, as recorded."""
-        recycles = min((len(batch[name]) for name in model.per_recycle & batch.keys()), default=1)
-        for cycle in range(recycles - 1):
-            previous = self._pass(batch, previous, cycle)
-        names = model.per_recycle if recycles > 1 else ()
-        return {n: value[-1:] if n in names else value for n, value in batch.items()}, previous
-
-    def _pass(self, batch: dict[str, Tensor], previous: State | None, cycle: int = 0) -> State:
-        with autocast(self.config.precision, self.world.device.type), self._one_pass:
-            return self.model.recycle(batch, previous, cycle)  # type: ignore[operator, no-any-return]
-
-    def _recorder(self) -> Replay:
-        """Steps as CUDA graphs: pass by pass if the model can, else whole."""
-        backward = self.optimizer.backward
-        if not isinstance(self.model, Recycling):
-            return Replay(self._forward, backward=backward)
-        return Replay(self._forward, self._pass, self.model.per_recycle, backward)
-
     def _read(self) -> None:
         """Take in the numbers of the step before; all ranks see the same and act alike."""
-        found = self._telemetry.take(self._terms)
+        found = self._telemetry.take(self._passes.terms)
         if found is None:
             return
         if found.stop:

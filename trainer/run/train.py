@@ -38,7 +38,8 @@ from evofeed.trainer.run.build import (
 )
 from evofeed.trainer.run.distributed import World, join_world
 from evofeed.trainer.run.folder import as_begun, sole_writer
-from evofeed.trainer.run.loop import Loop, LossFunction
+from evofeed.trainer.run.loop import Loop
+from evofeed.trainer.run.passes import LossFunction
 from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.settings import parts_of
 from evofeed.trainer.run.stream import Loader, loader_stats
