@@ -62,7 +62,7 @@ BUDGET = {
     "loader": 12_090,
     "service": 8_234,
     "trainer": 12_077,
-    "kernels": 16_300,
+    "kernels": 16_298,
     "synth": 1_858,
     "tests": 39_953,
     "benchmarks": 9_939,

@@ -22,9 +22,9 @@ def mlp_kernel(
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_RES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """OUT = X + MASK * (hidden WO^T + BO); the norm's statistics in STATS.
+    """OUT = X + MASK * (hidden WO^T + BO), and the norm's statistics in STATS.
 
-    With Y = layer_norm(X) hidden is relu(Y WA^T + BA), with WB silu(Y WA^T) * (Y WB^T).
+    With Y = layer_norm(X), hidden is relu(Y WA^T + BA), or silu(Y WA^T) * (Y WB^T) with WB.
     """
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.arange(0, BLOCK_C)
@@ -54,10 +54,10 @@ def mlp_kernel(
     if MASK is not None:
         out *= tl.load(MASK + rows, mask=row_in, other=0.0).to(tl.float32)[:, None]
     inside = row_in[:, None] & c_in[None, :]
-    at = rows.to(tl.int64)[:, None] * C + c[None, :]
+    offsets = rows.to(tl.int64)[:, None] * C + c[None, :]
     if HAS_RES:
-        out += tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
+        out += tl.load(X + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(OUT + offsets, out.to(OUT.dtype.element_ty), mask=inside)
 
 
 def mlp(
@@ -68,14 +68,14 @@ def mlp(
     """mask * (hidden wo^T + bo), plus x `[M, C]` if `residual`; also the norm's statistics.
 
     Args:
-        op: whose saved tile is taken.
+        op: name of the saved tile.
         x: `[M, C]`.
-        norm: its weight and bias.
-        wa, ba, wb: of the hidden layer, see `mlp_kernel`.
-        wo, bo: of the output.
+        norm: the norm's weight and bias.
+        wa, ba, wb: weights and bias of the hidden layer, see `mlp_kernel`.
+        wo, bo: weight and bias of the output layer.
         eps: of the norm.
         mask: a factor for each row, or None.
-        residual: whether x is added.
+        residual: True to add x.
     """
     (M, C), N, block = x.shape, wo.shape[1], tile(op, x.shape[1], wo.dtype)
     out = torch.empty_like(x)

@@ -1,4 +1,4 @@
-"""Launches of the projection kernels: shapes in, tensors out, no autograd.
+"""Projections, norms and sums before and after them, without autograd.
 
 Letters: M rows, C input channels, N output channels, H heads, L pair length.
 """
@@ -21,9 +21,9 @@ from evofeed.kernels.runtime.projection_kernels import norm_rows_kernel, scaled_
 from evofeed.kernels.runtime.tiles import tile
 
 KEPT_BYTES = 1 << 26
-"""Up to which size a tensor that the forward pass makes anyway is kept for the backward pass."""
+"""Maximum size of an intermediate that is kept for the backward pass instead of recomputed."""
 ROOMY_BYTES = 60 << 30
-"""Memory of a card that keeps them: some 4 GB of a step at initial-training shapes."""
+"""Memory of a card from which they are kept: about 4 GB a step at initial-training shapes."""
 
 
 @cache
@@ -35,7 +35,7 @@ def card_bytes() -> int | None:
 
 
 def keeps(shape: Sequence[int], dtype: torch.dtype) -> bool:
-    """Whether such a tensor is kept, and not made again: at 256 residues all are."""
+    """True if an intermediate is kept and not recomputed: at 256 residues all are."""
     card = card_bytes()
     if card is not None and card < ROOMY_BYTES:
         return False
@@ -43,29 +43,29 @@ def keeps(shape: Sequence[int], dtype: torch.dtype) -> bool:
 
 
 EXACT = "ieee" if torch.version.hip else "tf32x3"
-"""How a float32 product is made where TF32 is not allowed: each factor split into two TF32 numbers,
-three products of tensor cores. As exact as float32 (benchmarks/float32_block.py); with "ieee" the
-plain units multiply, and a training step took three times as long as without fused kernels."""
+"""Precision of float32 products where TF32 is not allowed: each factor is split into two TF32
+numbers, for three tensor-core products. As exact as float32 (benchmarks/float32_block.py); with
+"ieee" the plain units multiply, and a step took three times as long as without fused kernels."""
 
 
 def precision(dtype: torch.dtype) -> str:
     """Precision of a float32 product: TF32 only where PyTorch is set to use it."""
     if dtype is not torch.float32:
-        return "ieee"  # says nothing of 16-bit products
+        return "ieee"  # ignored for 16-bit products
     return "tf32" if tf32_allowed() else EXACT
 
 
 def padded(size: int) -> int:
-    """The tile that holds an axis: a power of two, and at least what a product takes."""
-    least: int = max(16, triton.next_power_of_2(size))
-    return least
+    """The tile size that holds an axis: a power of two, at least a product's minimum of 16."""
+    tile_size: int = max(16, triton.next_power_of_2(size))
+    return tile_size
 
 
 def pack(tensors: list[Tensor], dtype: torch.dtype, rows: int = 0) -> Tensor:
-    """The tensors joined along their first axis, in `dtype`; zeros up to so many rows."""
-    ready = joined_weights(tensors, dtype, rows)
-    if ready is not None:
-        return ready
+    """The tensors joined along their first axis in `dtype`, padded with zeros to `rows`."""
+    shared = joined_weights(tensors, dtype, rows)
+    if shared is not None:
+        return shared
     missing = rows - sum(t.shape[0] for t in tensors) if rows else 0
     if missing > 0:
         tensors = [*tensors, tensors[0].new_zeros(missing, *tensors[0].shape[1:])]
@@ -73,16 +73,16 @@ def pack(tensors: list[Tensor], dtype: torch.dtype, rows: int = 0) -> Tensor:
     return joined.to(dtype).contiguous()
 
 
-def even(x: Tensor) -> Tensor:
-    """x, contiguous, and from an address that copies of 16 bytes take (16-bit types)."""
+def aligned(x: Tensor) -> Tensor:
+    """x, contiguous and at an address aligned to 16 bytes (for 16-bit types)."""
     x = x.contiguous()
     return x if x.storage_offset() % 8 == 0 else x.clone()
 
 
 def resident_programs(x: Tensor, M: int, rows: int, parts: int = 1, each: int = 1) -> int:
-    """Programs that stay and share M rows, some `rows` at a time, in so many parts of the channels.
+    """Number of persistent programs that share M rows, `rows` at a time.
 
-    `each` of them fit a multiprocessor.
+    The channels are split into `parts`; `each` programs fit a multiprocessor.
     """
     return int(max(1, min(triton.cdiv(M, rows), each * sm_count(x) // parts)))
 
@@ -111,14 +111,11 @@ class Drop:
         )
 
     def of(self, dtype: torch.dtype) -> Tensor | None:
-        """The mask in a type."""
+        """The mask in `dtype`."""
         return None if self.mask is None else self.mask.to(dtype)
 
     def step(self, rows: int) -> int:
-        """By how much the mask's row moves from row to row of a tile of so many rows.
-
-        -1 where a tile may cross the end of J.
-        """
+        """Step of the mask's row from row to row of a tile of `rows`; -1 if tiles may cross J."""
         if self.sizes[1] % rows:
             return -1
         return 0 if self.columnwise else 1
@@ -145,10 +142,10 @@ def norm_rows(
         gamma, beta: of the norm.
         eps: of the norm.
         dtype: of the result.
-        keep: whether the result itself is wanted (else an empty tensor).
-        pair_weight: `[H, C]`; if given, its product with the result is the attention bias.
+        keep: False to return an empty tensor in place of the normalised rows.
+        pair_weight: `[H, C]` or None; its product with the normalised rows is the attention bias.
         pair_length: J, where M = B * I * J.
-        pair_rows: I, if not J too.
+        pair_rows: I, if not equal to J.
         transpose_pair: bias[j, i] comes from pair (i, j).
         pair_scale: factor of the attention bias.
 
@@ -181,18 +178,18 @@ def norm_rows(
 
 
 def weight_grad(dy: Tensor, a: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """dy^T a for rows `[M, N]` and `[M, C]`: cuBLAS splits M itself, always the same way.
+    """dy^T a for rows `[M, N]` and `[M, C]`; cuBLAS splits M, always in the same way.
 
-    In `dtype` if given: cuBLAS adds up in float32 and need not round to 16 bits.
+    In `dtype`, or a's type: cuBLAS sums in float32 and need not round to 16 bits.
     """
     if dtype is torch.float32 is not a.dtype and a.is_cuda:
         return torch.mm(dy.t(), a, out_dtype=dtype)
-    made = torch.mm(dy.t(), a)
-    return made if dtype is None else made.to(dtype)
+    product = torch.mm(dy.t(), a)
+    return product if dtype is None else product.to(dtype)
 
 
 def project(a: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
-    """a weight^T + bias for `[M, K]` and `[N, K]`, by cuBLAS, which also does the relu."""
+    """a weight^T + bias for `[M, K]` and `[N, K]` by cuBLAS, with the relu in its epilogue."""
     if bias is None:
         return scheduled_ahead(torch.mm, a, weight.t())
     bias = pack([bias], a.dtype)

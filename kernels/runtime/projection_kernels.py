@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Around the matrix products: norms that also make the attention bias, and MLPs.
+"""Kernels around matrix products: norms that also compute the attention bias, dropout and masks.
 
-The large products themselves are cuBLAS's: fused with the norm before them in
-one Triton kernel they ran at half its speed (H200, 65536 x 128 to 512: 54 us
-against 12 + 28), because the normalised tile must pass through registers.
+The large products are cuBLAS's: fused with the norm before them in one Triton kernel they ran at
+half its speed (H200, 65536 x 128 to 512: 54 us against 12 + 28), because the normalised tile must
+pass through registers.
 
 Letters: M rows, C channels of the input, N output channels, H heads, L pair length.
 """
@@ -13,10 +13,10 @@ from evofeed.kernels.runtime.backend import tl, triton
 
 @triton.jit
 def load_normalised(X, GAMMA, BETA, rows, c, row_in, c_in, xs_m, xs_c, C, eps):
-    """A tile of rows, normalised (float32), and mean and 1/std of each."""
+    """A tile of normalised rows (float32), with mean and 1/std of each."""
     inside = row_in[:, None] & c_in[None, :]
-    at = rows.to(tl.int64)[:, None] * xs_m + c.to(tl.int64)[None, :] * xs_c
-    x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+    offsets = rows.to(tl.int64)[:, None] * xs_m + c.to(tl.int64)[None, :] * xs_c
+    x = tl.load(X + offsets, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(x, 1) / C
     centred = tl.where(c_in[None, :], x - mean[:, None], 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
@@ -38,9 +38,9 @@ def column_sum(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def pair_offset(rows, length, size, TRANSPOSE: tl.constexpr):
-    """Where pair (i, j), row i * length + j of `size` of a batch entry, is within one head's map.
+    """Offset in one head's map of pair (i, j), which is row i * length + j of a sample's `size`.
 
-    Transposed it is a map of pairs (j, i).
+    With TRANSPOSE the map is `[j, i]`.
     """
     within = rows % size
     if TRANSPOSE:
@@ -54,7 +54,7 @@ def norm_rows_kernel(
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, KEEP: tl.constexpr,
     PAIR: tl.constexpr, TRANSPOSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Y = layer_norm(X) (with KEEP); with PAIR also the attention bias YB `[B, H, I, J]`.
+    """Y = layer_norm(X) with KEEP, and the attention bias YB `[B, H, I, J]` with PAIR.
 
     I * J = size, J = length; with TRANSPOSE it is `[B, H, J, I]`.
     """
@@ -72,8 +72,10 @@ def norm_rows_kernel(
         w = tl.load(W + h[:, None] * C + c[None, :],
                     mask=(h < H)[:, None] & c_in[None, :], other=0.0)  # fmt: skip
         y = tl.dot(normed.to(w.dtype), tl.trans(w), input_precision=PRECISION) * pair_scale
-        at = (rows // size).to(tl.int64) * H * size + pair_offset(rows, length, size, TRANSPOSE)
-        tl.store(YB + at[:, None] + h.to(tl.int64)[None, :] * size, y.to(YB.dtype.element_ty),
+        offsets = (rows // size).to(tl.int64) * H * size + pair_offset(
+            rows, length, size, TRANSPOSE
+        )
+        tl.store(YB + offsets[:, None] + h.to(tl.int64)[None, :] * size, y.to(YB.dtype.element_ty),
                  mask=row_in[:, None] & (h < H)[None, :])  # fmt: skip
 
 
@@ -94,7 +96,7 @@ def scaled_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_DROP: tl.constexpr,
     HAS_MASK: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """DY = DOUT * DROP * MASK (with KEEP), and each program's sums of its columns.
+    """DY = DOUT * DROP * MASK with KEEP, and each program's sums of its columns.
 
     DROP is a shared dropout mask, MASK has a factor for each row, PARTIAL is `[programs, N]`.
     """
@@ -104,15 +106,15 @@ def scaled_kernel(
         tile = step * tl.num_programs(0) + tl.program_id(0)
         rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
         inside = (rows < M)[:, None] & (n < N)[None, :]
-        flat = rows.to(tl.int64)[:, None] * N + n[None, :]
-        y = tl.load(DOUT + flat, mask=inside, other=0.0).to(tl.float32)
+        offsets = rows.to(tl.int64)[:, None] * N + n[None, :]
+        y = tl.load(DOUT + offsets, mask=inside, other=0.0).to(tl.float32)
         if HAS_DROP:
-            at = drop_row(rows, drop_1, drop_2, drop_rows)
-            drop = tl.load(DROP + at[:, None] * N + n[None, :], mask=inside, other=0.0)
+            mask_rows = drop_row(rows, drop_1, drop_2, drop_rows)
+            drop = tl.load(DROP + mask_rows[:, None] * N + n[None, :], mask=inside, other=0.0)
             y *= drop.to(tl.float32)
         if HAS_MASK:
             y *= tl.load(MASK + rows, mask=rows < M, other=0.0).to(tl.float32)[:, None]
         if KEEP:
-            tl.store(DY + flat, y.to(DY.dtype.element_ty), mask=inside)
+            tl.store(DY + offsets, y.to(DY.dtype.element_ty), mask=inside)
         sums += y
     tl.store(PARTIAL + tl.program_id(0).to(tl.int64) * N + n, tl.sum(sums, 0), mask=n < N)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Sums over rows in two steps: a kernel's programs leave one row each, one launch adds all up.
+"""Sums over rows in two steps: each program of a kernel writes a row, and one launch adds the rows.
 
-The gradients of biases and of norms of a whole op come out of one such launch, always
-added in the same order.
+One such launch computes the gradients of all biases and norms of an op, always added in the same
+order.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 from evofeed.kernels.runtime.backend import tl, triton
 from evofeed.kernels.runtime.launching import launch
 
-AT_ONCE = 4
-BLOCK = 4096  # numbers of a program at once
-MANY = 128  # programs that keep a card busy
+MAX_PARTS = 4  # tensors of a launch
+BLOCK = 4096  # numbers of a tile
+BUSY = 128  # programs that keep a card busy
 LONG = 4096  # numbers of a row: a weight's gradient, not a bias's
 
 
@@ -26,7 +26,7 @@ def column_sums_kernel(
     COLS0: tl.constexpr, COLS1: tl.constexpr, COLS2: tl.constexpr, COLS3: tl.constexpr,
     COUNT: tl.constexpr,
 ):  # fmt: skip
-    """OUTn the sums over the rows of Pn, for COUNT of them; ROWSn and COLSn a program at once."""
+    """OUTn = the sums over the rows of Pn, for COUNT of them, by tiles of ROWSn x COLSn."""
     block = _sum_block(P0, OUT0, G0, N0, tl.program_id(0), ROWS0, COLS0)
     if COUNT > 1:
         block = _sum_block(P1, OUT1, G1, N1, block, ROWS1, COLS1)
@@ -38,7 +38,7 @@ def column_sums_kernel(
 
 @triton.jit
 def _sum_block(P, OUT, G, N, block, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Adds up this program's columns, if they are of P; returns its number among what follows."""
+    """Sums this program's block of columns, if it is one of P's; returns its number after P's."""
     if (block >= 0) & (block * BLOCK_N < N):
         n = block * BLOCK_N + tl.arange(0, BLOCK_N)
         total = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
@@ -51,15 +51,15 @@ def _sum_block(P, OUT, G, N, block, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr
 
 
 def _block(part: Tensor) -> tuple[int, int]:
-    """Rows and columns that a program adds up at once.
+    """Rows and columns of a program's tile.
 
-    Long rows make programs enough, and so few rows that a thread holds all of a column and none
-    go from thread to thread (33 x 65536 twice: 20 -> 10 us); short ones are summed by few
-    programs, with more rows at once. Rows of 16,384 numbers would make 32 programs of 512.
+    Long rows make enough programs, with so few rows a tile that a thread holds a whole column and
+    threads need not exchange sums (33 x 65536 twice: 20 -> 10 us); short rows are summed by few
+    programs, with more rows a tile. Rows of 16,384 numbers would make 32 programs of 512.
     """
     G, N = part.shape
     rows = 8 if N >= LONG else max(8, min(triton.next_power_of_2(G), 128))
-    return rows, 128 if LONG <= N < MANY * BLOCK // rows else BLOCK // rows
+    return rows, 128 if LONG <= N < BUSY * BLOCK // rows else BLOCK // rows
 
 
 def column_sums(parts: list[Tensor], *dtypes: torch.dtype) -> list[Tensor]:
@@ -67,25 +67,25 @@ def column_sums(parts: list[Tensor], *dtypes: torch.dtype) -> list[Tensor]:
 
     Args:
         parts: the tensors.
-        dtypes: of each sum; the last one is that of all others.
+        dtypes: of the sums; the last one is that of all further sums.
     """
     dtypes += dtypes[-1:] * (len(parts) - len(dtypes))
     outs = [
         torch.empty(part.shape[1], dtype=dtype, device=part.device)
         for part, dtype in zip(parts, dtypes, strict=True)
     ]
-    for first in range(0, len(parts), AT_ONCE):
-        some, into = parts[first : first + AT_ONCE], outs[first : first + AT_ONCE]
-        count = len(some)
-        spare = [None] * (AT_ONCE - count)
-        sizes = [[part.shape[axis] for part in some] + [0] * len(spare) for axis in (0, 1)]
-        shapes = [_block(part) for part in some]
+    for first in range(0, len(parts), MAX_PARTS):
+        group, sums = parts[first : first + MAX_PARTS], outs[first : first + MAX_PARTS]
+        count = len(group)
+        spare = [None] * (MAX_PARTS - count)
+        sizes = [[part.shape[axis] for part in group] + [0] * len(spare) for axis in (0, 1)]
+        shapes = [_block(part) for part in group]
         blocks = sum(
-            triton.cdiv(part.shape[1], n) for part, (_, n) in zip(some, shapes, strict=True)
+            triton.cdiv(part.shape[1], n) for part, (_, n) in zip(group, shapes, strict=True)
         )
         shapes += [(1, 1)] * len(spare)
         launch(
-            column_sums_kernel, (blocks,), (*some, *spare, *into, *spare, *sizes[0], *sizes[1]),
+            column_sums_kernel, (blocks,), (*group, *spare, *sums, *spare, *sizes[0], *sizes[1]),
             {**{f"ROWS{n}": rows for n, (rows, _) in enumerate(shapes)},
              **{f"COLS{n}": cols for n, (_, cols) in enumerate(shapes)},
              "COUNT": count, "num_warps": 4},

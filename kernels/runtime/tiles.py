@@ -1,8 +1,8 @@
-"""Tile sizes per op and shape: what was fastest when it was measured, kept as data.
+"""Tile sizes by op and shape: the fastest ones measured, stored as data.
 
-`choices.json` holds the winners of `benchmarks/tune_kernels.py`, with the card
-they were measured on. A shape that was never measured takes the entry of the
-nearest size, and a kernel without any entry one of `UNMEASURED`.
+`choices.json` holds the fastest tiles of `benchmarks/tune_kernels.py`, with the card they were
+measured on. A shape that was not measured takes the entry of the nearest size, and a kernel
+without an entry its tile in `UNMEASURED`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Tile(NamedTuple):
     """Sizes of one program.
 
     Attributes:
-        rows: it takes at a time.
+        rows: of a tile.
         columns: of a weight tile.
         warps: of 32 threads.
-        stages: of its pipeline.
-        programs: per multiprocessor, of kernels that walk over rows.
+        stages: of the pipeline.
+        programs: per multiprocessor, for kernels that loop over rows.
     """
 
     rows: int
@@ -43,7 +43,7 @@ class AttentionTiles(NamedTuple):
         dq: of dq.
         dkv: of dk and dv.
         db: of the bias gradient.
-        waves: programs per multiprocessor that the last aims at: it walks over rows.
+        waves: target of programs per multiprocessor of the last, which loops over rows.
     """
 
     forward: Tile = Tile(64, 64, 4, 2)
@@ -57,10 +57,10 @@ class HopperTiles(NamedTuple):
     """(queries, keys, warps, stages) of each attention kernel on a Hopper card.
 
     Attributes:
-        forward: of the forward pass; its stages do not count.
-        backward: of dq, dk and dv; its stages do not count.
+        forward: of the forward pass; stages are ignored.
+        backward: of dq, dk and dv; stages are ignored.
         bias_gradient: of the bias gradient.
-        waves: programs per multiprocessor that the last aims at: it walks over rows.
+        waves: target of programs per multiprocessor of the last, which loops over rows.
     """
 
     forward: Tile = Tile(64, 64, 4, 2)
@@ -70,35 +70,34 @@ class HopperTiles(NamedTuple):
 
 
 UNMEASURED = {
-    # around products that are cuBLAS's: between rows and channels first
+    # transpose between rows and channels first, around cuBLAS's products
     "triangle_columns": Tile(64, 64, 4, 1),
     "triangle_columns_grad": Tile(64, 32, 4, 1),
     "triangle_norm": Tile(32, 1, 4, 1),
     "triangle_norm_grad": Tile(64, 1, 8, 1),
-    # of an average over positions: positions of its result, positions that it takes at a time
+    # averages over positions: positions of the result, positions summed a tile
     "average": Tile(128, 64, 8, 3),
     "shares_grad": Tile(128, 128, 8, 3, 4),
 }
-"""Of kernels that `choices.json` has no entry of. In it, a norm's rows are those of 128 channels,
-a softmax's lines those of 256 keys, as many elements in all."""
-_FLOAT32 = Tile(32, 32, 4, 1)  # where nobody looked
+"""Tiles of kernels without an entry in `choices.json`. Its entries give a norm's rows at 128
+channels and a softmax's rows at 256 keys; other widths have as many elements in all."""
+_FLOAT32 = Tile(32, 32, 4, 1)  # of kernels that were not measured in float32
 
 SMALLER = {"mlp": Tile(64, 32, 4, 1)}
-"""Of cards where the tiles above do not fit a program's shared memory: Ada, MI300."""
-ROOMY = 160 << 10  # bytes of it, on Ampere's and later cards for data centres
+"""Tiles for cards with too little shared memory for the others: Ada, MI300."""
+ROOMY = 160 << 10  # bytes of shared memory, of data-centre cards since Ampere
 
 _overrides: dict[str, Any] = {}
 
 
 def small_norm(rows: int, channels: int, *, casts: bool) -> bool:
-    """Whether PyTorch's own layer norm is called.
+    """True if PyTorch's layer norm is faster.
 
     Its launches are cheaper, but its kernels take about 6 ns a row where ours take 1:
     forward and backward it takes 120 to 150 us of wall time below 2^14 rows, ours 200
     (H200, 128 and 384 channels). Where it needs `casts` of weight and bias first, it
-    takes 200 too, and 22 us of the GPU's time to our 15. The answer does not depend on whether
-    a CUDA graph is being captured: what was not compiled while warming up must not be
-    compiled then.
+    takes 200 too, and 22 us of the GPU's time to our 15. The answer is the same during a
+    CUDA graph capture, where a kernel that the warm-up did not use could not be compiled.
     """
     if "small_norm" in _overrides:
         return rows * channels < int(_overrides["small_norm"])
@@ -106,7 +105,7 @@ def small_norm(rows: int, channels: int, *, casts: bool) -> bool:
 
 
 class LstmPadding(NamedTuple):
-    """What an LSTM's widths and batch are padded to multiples of."""
+    """The multiples that an LSTM's widths and batch are padded to."""
 
     width: int
     batch: int
@@ -116,7 +115,7 @@ def lstm_padding(
     hidden: int, inputs: int, steps: int, batch: int, *, dtype: torch.dtype, device: str,
     single: bool,
 ) -> LstmPadding | None:  # fmt: skip
-    """What is padded before cuDNN gets an LSTM of one layer and direction (`single`) or more.
+    """Padding of an LSTM for cuDNN, of one layer and direction (`single`) or more; None for none.
 
     Milliseconds forward / forward and backward, before -> after padding, on an H200
     (cuDNN 9, benchmarks/results/drop_ins_h200.json):
@@ -124,10 +123,10 @@ def lstm_padding(
         float16  hidden 985, batch 4, 1000 steps    20.2 / 42.1 -> 2.6 / 8.3  persistent kernel
                  hidden 200, batch 32, 100 steps     1.4 /  3.6 -> 0.6 / 1.7
                  hidden 500, batch 32, 20 steps      0.3 /  1.9 -> 0.4 / 2.0  too short
-                 hidden 96, batch 32, 100 steps      0.3 /  0.9 -> 0.7 / 1.9  has a kernel of its own
+                 hidden 96, batch 32, 100 steps      0.3 /  0.9 -> 0.7 / 1.9  has its own kernel
         float32  hidden 985, batch 128, 50 steps     2.3 /  6.4 -> 1.5 / 4.0  aligned products
                  hidden 985, batch 4, 1000 steps    14.5 / 39.9 -> 17.7 / 42.3
-    """  # noqa: E501
+    """
     if "lstm" in _overrides:
         return LstmPadding(*_overrides["lstm"])
     if device != "cuda" or steps < 50:
@@ -140,25 +139,25 @@ def lstm_padding(
 
 
 def override(op: str, choice: Any) -> None:
-    """Makes `choice` what is chosen for an op in this process; None undoes it.
+    """Sets the choice for an op in this process; None restores the saved one.
 
     Args:
-        op: what `tile` is asked for (a `Tile`), "attention" (`AttentionTiles`), "hopper_attention"
+        op: a name that `tile` takes (`Tile`), "attention" (`AttentionTiles`), "hopper_attention"
             (`HopperTiles`), "lstm" (`LstmPadding`), or "small_norm" (elements below which
             PyTorch's norm is called, 0 for never).
-        choice: as the op takes it.
+        choice: of the type in brackets.
     """
     if choice is None:
         _overrides.pop(op, None)
     else:
         _overrides[op] = choice
-    forget_traces()  # calls written down with what was chosen before
+    forget_traces()  # traces contain the earlier choice
 
 
 @cache
 def _saved() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(__file__).with_name("choices.json").read_text())
-    return found
+    choices: dict[str, Any] = json.loads(Path(__file__).with_name("choices.json").read_text())
+    return choices
 
 
 @cache
@@ -166,7 +165,7 @@ def _saved_tile(op: str, C: int) -> Tile:
     entries = _saved()["tiles"].get(op)
     if not entries:
         return _FLOAT32 if op.endswith("_float32") else UNMEASURED[op]
-    # A tile measured at fewer channels may not fit at more: look upwards first.
+    # A tile measured at fewer channels may not fit at more: prefer wider entries.
     wider = [entry for entry in entries if entry["C"] >= C]
     nearest = min(wider or entries, key=lambda entry: abs(entry["C"] - C))
     return Tile(*nearest["tile"])
@@ -174,7 +173,7 @@ def _saved_tile(op: str, C: int) -> Tile:
 
 @cache
 def shared_bytes() -> int:
-    """Shared memory that a program may have, a Hopper card's where there is no GPU."""
+    """Maximum shared memory of a program in bytes; a Hopper card's where there is no GPU."""
     if not torch.cuda.is_available():
         return 227 << 10
     card = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -182,7 +181,7 @@ def shared_bytes() -> int:
 
 
 def tile(op: str, C: int, dtype: torch.dtype) -> Tile:
-    """Tile of an op on C channels."""
+    """Tile of an op for C channels."""
     op = f"{op}_float32" if dtype is torch.float32 else op
     if op in SMALLER and op not in _overrides and shared_bytes() < ROOMY:
         return SMALLER[op]
@@ -209,7 +208,7 @@ def attention_tiles(N: int, dtype: torch.dtype) -> AttentionTiles:
     """Tiles for rows of N positions, on any card."""
     if dtype is not torch.float32:
         return _overrides.get("attention") or AttentionTiles()
-    if N <= 16:  # a template's or a pair's few
+    if N <= 16:  # templates, for example
         small = Tile(16, 32, 4, 1)
         return AttentionTiles(small, small, small, small)
     return AttentionTiles(
@@ -222,6 +221,6 @@ def attention_tiles(N: int, dtype: torch.dtype) -> AttentionTiles:
 
 def hopper_tiles(N: int | torch.SymInt, D: int, has_bias: bool) -> HopperTiles:
     """Tiles for rows of N positions and heads of width D, in 16 bits on a Hopper card."""
-    if not isinstance(N, int):  # a compiler's symbol, for which nothing is launched
+    if not isinstance(N, int):  # a compiler's symbol: nothing is launched
         return HopperTiles()
     return _overrides.get("hopper_attention") or _saved_attention(N, D, has_bias)

@@ -14,7 +14,7 @@ from evofeed.kernels.ops.gated_attention.hopper.kernels import (
 )
 from evofeed.kernels.runtime.backend import on_hopper
 from evofeed.kernels.runtime.launching import launch, tma_tiles
-from evofeed.kernels.runtime.projection import Drop, even, resident_programs
+from evofeed.kernels.runtime.projection import Drop, aligned, resident_programs
 
 ROWS = 64  # rows a program takes at a time
 WARPS = 8
@@ -43,7 +43,7 @@ def run_output(
     each = 2 if max(C, K) <= 128 else 1  # programs a multiprocessor has room for
     rows = (
         tma_tiles(attended.view(M, K), ROWS, K), tma_tiles(gate, ROWS, K),
-        tma_tiles(even(weight), block, K), tma_tiles(even(x).view(M, C), ROWS, block),
+        tma_tiles(aligned(weight), block, K), tma_tiles(aligned(x).view(M, C), ROWS, block),
         tma_tiles(out.view(M, C), ROWS, block),
     )  # fmt: skip
     launch(
@@ -77,7 +77,7 @@ def run_output_grad(
         torch.empty((programs, n), dtype=torch.float32, device=device) for n in (K, C, C * K)
     )
     tiles = (
-        tma_tiles(even(dout), ROWS, C), tma_tiles(even(weight), C, block),
+        tma_tiles(aligned(dout), ROWS, C), tma_tiles(aligned(weight), C, block),
         *(tma_tiles(x, ROWS, block) for x in (attended.view(M, K), gate, do.view(M, K), dgate)),
     )  # fmt: skip
     launch(

@@ -11,7 +11,7 @@ from torch import Tensor
 from evofeed.kernels.ops.swiglu.hopper.kernels import swiglu_rows_kernel, swiglu_weights_kernel
 from evofeed.kernels.runtime.backend import on_hopper
 from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.projection import even, resident_programs
+from evofeed.kernels.runtime.projection import aligned, resident_programs
 from evofeed.kernels.runtime.sums import column_sums
 
 ROWS = 128  # rows of a program of the forward pass at a time
@@ -46,7 +46,7 @@ def run(
     stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
     launch(
         swiglu_rows_kernel, (resident_programs(x, M, ROWS),),
-        (even(x), gamma, beta, packed, even(wo), mask, out, stats, M, eps),
+        (aligned(x), gamma, beta, packed, aligned(wo), mask, out, stats, M, eps),
         {"C": C, "N": N, "BLOCK_N": HIDDEN, "BLOCK_M": ROWS, "HAS_MASK": mask is not None,
          "HAS_RES": residual, "num_warps": WARPS},
     )  # fmt: skip
@@ -67,7 +67,7 @@ def run_hidden_grad(
     ab, o = (torch.empty((splits, n * C), dtype=torch.float32, device=x.device) for n in (2 * N, N))
     launch(
         swiglu_weights_kernel, (N // HIDDEN * splits,),
-        (x, even(dy), mask, packed, even(wo), dab, ab, o, M),
+        (x, aligned(dy), mask, packed, aligned(wo), dab, ab, o, M),
         {"C": C, "N": N, "BLOCK_N": HIDDEN, "BLOCK_M": GRAD_ROWS, "HAS_MASK": mask is not None,
          "num_warps": WARPS},
     )  # fmt: skip

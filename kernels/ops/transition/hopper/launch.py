@@ -11,7 +11,7 @@ from torch import Tensor
 from evofeed.kernels.ops.transition.hopper.kernels import transition_grad_kernel
 from evofeed.kernels.runtime.backend import on_hopper
 from evofeed.kernels.runtime.launching import launch, tma_tiles
-from evofeed.kernels.runtime.projection import even, resident_programs
+from evofeed.kernels.runtime.projection import aligned, resident_programs
 
 ROWS = 64  # rows a program takes at a time
 WARPS = 8
@@ -43,10 +43,10 @@ def run_hidden_grad(
     partials = [
         torch.empty((splits, n), dtype=torch.float32, device=x.device) for n in (N * C, N * C, N)
     ]
-    x, dy = even(x), even(dy)
+    x, dy = aligned(x), aligned(dy)
     launch(
         transition_grad_kernel, (N // block * splits,),
-        (x, dy, tma_tiles(x, ROWS, C), tma_tiles(dy, ROWS, C), even(w1), b1, even(w2), hidden,
+        (x, dy, tma_tiles(x, ROWS, C), tma_tiles(dy, ROWS, C), aligned(w1), b1, aligned(w2), hidden,
          *partials, M),
         {"C": C, "N": N, "BLOCK_N": block, "BLOCK_M": ROWS, "BY_ENGINE": C == 256,
          "num_warps": WARPS},

@@ -19,7 +19,7 @@ from evofeed.kernels.ops.triangle_multiplication.hopper.projections import (
 from evofeed.kernels.ops.triangle_multiplication.triton import projection_sums_kernel
 from evofeed.kernels.runtime.backend import on_hopper
 from evofeed.kernels.runtime.launching import launch, tma_tiles
-from evofeed.kernels.runtime.projection import Drop, even, resident_programs
+from evofeed.kernels.runtime.projection import Drop, aligned, resident_programs
 
 ROWS = 64  # pairs a program takes at a time
 WARPS = 8
@@ -59,7 +59,7 @@ def run_in(
     M, C = mask.numel(), z.shape[-1]
     launch(
         triangle_projections_kernel, (resident_programs(z, M, 2 * ROWS),),
-        (gamma, beta, bias, mask, stats, tma_tiles(even(z).view(M, C), ROWS, C),
+        (gamma, beta, bias, mask, stats, tma_tiles(aligned(z).view(M, C), ROWS, C),
          tma_tiles(weight, C, C), tma_tiles(ab.view(2 * C, M), C, ROWS), M, eps),
         {"C": C, "E": C, "BLOCK_M": ROWS, "num_warps": 4},
     )  # fmt: skip
@@ -75,7 +75,7 @@ def run_in_grad(
     partial = torch.empty((programs, bias.numel()), dtype=torch.float32, device=z.device)
     launch(
         triangle_in_grad_kernel, (parts * programs,),
-        (even(z), stats, gamma, beta, weight, bias, mask, dab, dpacked, partial, mask.numel(),
+        (aligned(z), stats, gamma, beta, weight, bias, mask, dab, dpacked, partial, mask.numel(),
          dpacked.stride(0)),
         {**_sizes(z), "BLOCK_E": GRAD_PART, "num_warps": GRAD_WARPS},
     )  # fmt: skip
@@ -90,8 +90,8 @@ def run_out(
     """Fills the result and the second statistics, those of X; the first are z's."""
     launch(
         triangle_out_kernel, (resident_programs(z, stats.shape[-1], ROWS),),
-        (xt, gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg, bg, drop.of(z.dtype),
-         out, stats[1], stats.shape[-1], eps, *drop.strides()),
+        (xt, gamma_x, beta_x, wz, bz, aligned(z), stats[0], gamma_z, beta_z, wg, bg,
+         drop.of(z.dtype), out, stats[1], stats.shape[-1], eps, *drop.strides()),
         {**_sizes(z), "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS),
          "HAS_RES": residual},
     )  # fmt: skip
@@ -111,8 +111,8 @@ def run_out_grad(
     partial = torch.empty((programs, 2 * C), dtype=torch.float32, device=z.device)
     launch(
         triangle_out_grad_kernel, (programs,),
-        (even(dout), xt, stats[1], gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg,
-         bg, drop.of(z.dtype), dxt, dgate, partial_w, partial, stats.shape[-1],
+        (aligned(dout), xt, stats[1], gamma_x, beta_x, wz, bz, aligned(z), stats[0], gamma_z,
+         beta_z, wg, bg, drop.of(z.dtype), dxt, dgate, partial_w, partial, stats.shape[-1],
          dgate.stride(0), *drop.strides()),
         {**_sizes(z), "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS)},
     )  # fmt: skip
