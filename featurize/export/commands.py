@@ -41,8 +41,8 @@ def export(
         raise typer.BadParameter(f"no format {form!r}: {', '.join(FORMATS)}")
     if unknown := sorted(set(of or ()) - set(KINDS)):
         raise typer.BadParameter(f"no {', '.join(unknown)}: {', '.join(KINDS)}")
-    with Dataset.open(*address_and_ref(dataset, snapshot)) as found:
-        jobs, left_out = export_dataset(found, to, form, kinds=of or (), ids=only or ())
+    with Dataset.open(*address_and_ref(dataset, snapshot)) as opened:
+        jobs, left_out = export_dataset(opened, to, form, kinds=of or (), ids=only or ())
     if as_json:
         print(json.dumps({"jobs": jobs, "format": form, "folder": to, "left_out": left_out}))
         return

@@ -8,7 +8,7 @@ from typing import Final
 
 from evofeed.base.errors import InputError
 from evofeed.featurize.export.entries import job_of_entry
-from evofeed.featurize.export.formats import FORMATS, Folder
+from evofeed.featurize.export.formats import FORMATS, ExportFolder
 from evofeed.featurize.export.jobs import Job, job_of_chain, job_of_complex
 from evofeed.store import Dataset
 
@@ -22,52 +22,52 @@ def export_dataset(
 
     Args:
         kinds: of `KINDS`; by default entries if there are any, else complexes and the chains that
-            are in none.
+            are in no complex.
         ids: of chains, complexes or entries; all of the kinds if empty.
 
     Returns:
-        How many jobs were written, and what was left out of them, by job.
+        The number of jobs written, and the reasons of what was left out, by job.
 
     Raises:
-        InputError: the dataset has nothing of the kinds, or none of an id.
+        InputError: the dataset has nothing of these kinds or ids.
     """
-    write, to = FORMATS[form], Folder(Path(to_dir))
+    write, folder = FORMATS[form], ExportFolder(Path(to_dir))
     count, missing = 0, set(ids)
-    for job in _jobs(dataset, kinds or _default(dataset), ids):
-        write(job, to)
-        to.leave_out(job, *job.left_out)
+    for job in _jobs(dataset, kinds or _default_kinds(dataset), ids):
+        write(job, folder)
+        folder.leave_out(job, *job.left_out)
         if job.structure:
-            to.write(f"structures/{job.name}.cif", job.structure)
+            folder.write(f"structures/{job.name}.cif", job.structure)
         missing.discard(job.name)
         count += 1
-    if to.at_end is not None:
-        to.at_end(to)
+    if folder.finish is not None:
+        folder.finish(folder)
     if missing or not count:
-        what = f"no {' or '.join(kinds or KINDS)} {', '.join(sorted(missing))}".rstrip()
-        raise InputError(f"{what} in it", path=dataset.uri)
-    return count, {name: reasons for name, reasons in to.left_out.items() if reasons}
+        message = f"no {' or '.join(kinds or KINDS)} {', '.join(sorted(missing))}".rstrip()
+        raise InputError(f"{message} in it", path=dataset.uri)
+    return count, {name: reasons for name, reasons in folder.left_out.items() if reasons}
 
 
-def _default(dataset: Dataset) -> tuple[str, ...]:
+def _default_kinds(dataset: Dataset) -> tuple[str, ...]:
     return ("entries",) if len(dataset.entries) else ("complexes", "chains")
 
 
 def _jobs(dataset: Dataset, kinds: Sequence[str], ids: Sequence[str]) -> Iterator[Job]:
-    """Jobs one by one: a dataset may be larger than memory."""
+    """Yields jobs one by one, as a dataset may be larger than memory."""
 
-    def wanted(name: str) -> bool:
+    def requested(name: str) -> bool:
         return not ids or name in ids
 
     if "entries" in kinds:
-        for name in filter(wanted, dataset.entries):
+        for name in filter(requested, dataset.entries):
             yield job_of_entry(name, dataset.entries[name], dataset.entries.alignment)
-    taken: set[str] = set()
+    in_complexes: set[str] = set()
     if "complexes" in kinds:
         rows = dataset.assemblies.table
-        taken = {chain for chains in rows["chain_ids"].to_pylist() for chain in chains}
-        for name in filter(wanted, dataset.assemblies):
+        in_complexes = {chain for chains in rows["chain_ids"].to_pylist() for chain in chains}
+        for name in filter(requested, dataset.assemblies):
             yield job_of_complex(dataset.assemblies[name])
     if "chains" in kinds:
-        for name in filter(wanted, dataset):
-            if name not in taken or name in ids:
+        for name in filter(requested, dataset):
+            if name not in in_complexes or name in ids:
                 yield job_of_chain(dataset[name])

@@ -1,4 +1,4 @@
-"""What a predictor is asked, from records: molecules with copies, alignments and templates."""
+"""Prediction jobs from records: molecules with copies, alignments and templates."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ Bond = tuple[tuple[str, int, str], tuple[str, int, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A template: its structure, one chain A, and the residues that stand over the query's."""
+    """A template: its structure, one chain A, and the aligned residues of the query."""
 
     mmcif: str
     query: tuple[int, ...]
     """Residues of the query from 0; the template's are those of `mmcif`, one after the other."""
     letters: str
     date: str
-    """Of its release, ISO."""
+    """Release date, ISO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Molecule:
-    """One molecule and its copies."""
+    """A molecule and its copies."""
 
     kind: Kind
     ids: tuple[str, ...]
-    """Chains of its copies."""
+    """Chain ids of its copies."""
     sequence: str = ""
     modifications: tuple[tuple[int, str], ...] = ()
     """Residue from 1, and its component."""
@@ -54,19 +54,19 @@ class Molecule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """All that is predicted together."""
+    """Molecules that are predicted together."""
 
     name: str
     molecules: tuple[Molecule, ...]
     bonds: tuple[Bond, ...] = ()
     structure: str = ""
-    """What is known of the result, as mmCIF with the names of the job's chains."""
+    """The known structure, as mmCIF with the names of the job's chains."""
     left_out: tuple[str, ...] = ()
 
     @property
     def proteins(self) -> tuple[Molecule, ...]:
-        """Its proteins, whose rows may be paired."""
-        return tuple(one for one in self.molecules if one.kind == "protein")
+        """The proteins, whose rows may be paired."""
+        return tuple(molecule for molecule in self.molecules if molecule.kind == "protein")
 
 
 def chain_ids() -> Iterator[str]:
@@ -77,11 +77,11 @@ def chain_ids() -> Iterator[str]:
 
 
 def job_of_chain(record: ChainRecord) -> Job:
-    """A chain alone, called as its id has it if all programs take that name."""
+    """A single chain, named as in its id if all programs accept that name."""
     letters = record.chain_id.rpartition("_")[2]
-    alone = AssemblyRecord.of_chain(record)
-    plain = re.fullmatch("[A-Z]{1,4}", letters)
-    return job_of_complex(alone, iter([letters]) if plain else chain_ids())
+    assembly = AssemblyRecord.of_chain(record)
+    is_valid = re.fullmatch("[A-Z]{1,4}", letters)
+    return job_of_complex(assembly, iter([letters]) if is_valid else chain_ids())
 
 
 def job_of_complex(record: AssemblyRecord, ids: Iterator[str] | None = None) -> Job:
@@ -92,7 +92,7 @@ def job_of_complex(record: AssemblyRecord, ids: Iterator[str] | None = None) -> 
             kind="protein",
             ids=tuple(next(ids) for _ in copies),
             sequence=chain.sequence,
-            alignments=tuple(_by_source(chain)),
+            alignments=tuple(_rows_by_source(chain)),
             pairing=_pairing(chain, pairing),
             templates=tuple(templates_of(chain)),
         )
@@ -101,30 +101,32 @@ def job_of_complex(record: AssemblyRecord, ids: Iterator[str] | None = None) -> 
     return Job(
         name=record.assembly_id,
         molecules=molecules,
-        structure=_structure(record, tuple(name for one in molecules for name in one.ids)),
+        structure=_structure(
+            record, tuple(name for molecule in molecules for name in molecule.ids)
+        ),
     )
 
 
-def _by_source(chain: ChainRecord) -> Iterator[Rows]:
-    """Rows of a record by the file that they are from, the query first in each."""
-    whole = rows_of_record(chain)
+def _rows_by_source(chain: ChainRecord) -> Iterator[Rows]:
+    """Rows of a record by source file, the query first in each."""
+    table = rows_of_record(chain)
     for number, name in enumerate(chain.msa_sources):
         rows = np.flatnonzero(chain.msa_source == number)
         rows = np.concatenate([[0], rows[rows > 0]])
         if len(rows) > 1 or number == 0:
-            yield _taking(whole, rows, name.partition(".")[0])
+            yield _selected_rows(table, rows, name.partition(".")[0])
 
 
-def _taking(whole: Rows, rows: np.ndarray, name: str) -> Rows:
-    cells = np.isin(whole.deletion_row, rows)
+def _selected_rows(table: Rows, rows: np.ndarray, name: str) -> Rows:
+    cells = np.isin(table.deletion_row, rows)
     return dataclasses.replace(
-        whole,
+        table,
         name=name,
-        letters=whole.letters[rows],
-        deletion_row=np.searchsorted(rows, whole.deletion_row[cells]),
-        deletion_column=whole.deletion_column[cells],
-        deletion_count=whole.deletion_count[cells],
-        species=tuple(whole.species[row] for row in rows.tolist()),
+        letters=table.letters[rows],
+        deletion_row=np.searchsorted(rows, table.deletion_row[cells]),
+        deletion_column=table.deletion_column[cells],
+        deletion_count=table.deletion_count[cells],
+        species=tuple(table.species[row] for row in rows.tolist()),
     )
 
 
@@ -135,7 +137,7 @@ def _pairing(chain: ChainRecord, pairing: ChainRecord | None) -> Rows | None:
 
 
 def templates_of(chain: ChainRecord) -> Iterator[Template]:
-    """Templates of a record, of each the residues that are over the query and have atoms."""
+    """Templates of a record, each with the aligned residues that have atoms."""
     for number, name in enumerate(chain.template_domain_names):
         mask = chain.template_all_atom_mask[number]
         query = np.flatnonzero(mask.any(1))

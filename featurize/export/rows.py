@@ -1,4 +1,4 @@
-"""Aligned rows of a record as A3M text, with species where other programs look for them."""
+"""Aligned rows of a record as A3M text, with species in the form that other programs read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from evofeed.protein.residues import MSA_LETTERS
 _ALIGNMENT_LETTERS: Final = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ-", np.uint8)
 _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MNEMONIC: Final = 5
-"""Letters of UniProt's names of species, the most that a header may have."""
+"""Largest number of letters of a UniProt species name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """Rows of an alignment, the query first. N rows, L columns, D cells with deletions.
 
-    A record has the number of deleted letters and not the letters: in text they are `x`.
+    A record has only the number of deleted letters; in text they are `x`.
     """
 
     name: str
-    """Of the file that they are from, without its ending."""
+    """Name of the source file, without its suffix."""
     letters: UInt8[np.ndarray, "N L"]
     """ASCII, `-` for gaps."""
     deletion_row: Integer[np.ndarray, " D"]
@@ -37,7 +37,7 @@ class Rows:
     """Ascending within a row: letters were deleted to its left."""
     deletion_count: Integer[np.ndarray, " D"]
     species: tuple[str, ...]
-    """Mnemonic or taxon of every row; empty where it is not known."""
+    """Mnemonic or taxon of every row; '' if unknown."""
 
     def texts(self) -> list[str]:
         """Rows in A3M: columns, and deleted letters before them in lower case."""
@@ -45,8 +45,10 @@ class Rows:
         return [row.decode() for row in rows_with_insertions(self.letters, *cells)]
 
     def a3m(self, codes: Mapping[str, str] | None = None) -> str:
-        """The rows as A3M. With `codes`, five letters for every species, they have UniProt's names,
-        and those without a species are left out.
+        """The rows as A3M.
+
+        With `codes`, five letters for every species, headers are UniProt's, and rows without a
+        species are left out.
         """
         length = self.letters.shape[1]
         parts = []
@@ -73,7 +75,7 @@ def rows_of_record(record: ChainRecord, name: str = "msa") -> Rows:
 
 
 def rows_of_alignment(alignment: Alignment, source: str) -> Rows:
-    """The rows that an entry's alignment has of one file."""
+    """The rows of an entry's alignment from one source file."""
     rows = alignment.rows_of(source)
     counts = np.diff(alignment.deletion_start)[rows]
     cells = np.concatenate(
@@ -93,18 +95,18 @@ def rows_of_alignment(alignment: Alignment, source: str) -> Rows:
     )
 
 
-def joined(rows: Iterable[Rows]) -> str:
-    """Alignments of one query below each other, as A3M."""
-    texts = [one.a3m() for one in rows]
+def concatenated_a3m(tables: Iterable[Rows]) -> str:
+    """Alignments of one query one after the other, as A3M with one query."""
+    texts = [table.a3m() for table in tables]
     return "".join([*texts[:1], *(text.split("\n", 2)[2] for text in texts[1:])])
 
 
-def species_codes(rows: Iterable[Rows]) -> dict[str, str]:
-    """At most five letters for every species of these: its mnemonic, or its taxon.
+def species_codes(tables: Iterable[Rows]) -> dict[str, str]:
+    """Code of at most five letters for every species: its mnemonic or its taxon.
 
-    A taxon of six digits and more gets a code that no other species has.
+    A taxon of six or more digits gets a unique code.
     """
-    names = sorted({name for one in rows for name in one.species if name})
+    names = sorted({name for table in tables for name in table.species if name})
     codes = {name: name for name in names if len(name) <= _MNEMONIC}
     number = 0
     for name in names:
@@ -118,7 +120,7 @@ def species_codes(rows: Iterable[Rows]) -> dict[str, str]:
     return codes
 
 
-def species_numbers(rows: Iterable[Rows]) -> dict[str, int]:
-    """A number for every species of these: its taxon, or one above all taxa."""
-    names = sorted({name for one in rows for name in one.species if name})
+def species_numbers(tables: Iterable[Rows]) -> dict[str, int]:
+    """A number for every species: its taxon, or a number above all taxa."""
+    names = sorted({name for table in tables for name in table.species if name})
     return {name: int(name) if name.isdecimal() else 10**9 + n for n, name in enumerate(names)}

@@ -34,7 +34,7 @@ from evofeed.featurize.entries.alignments import read_alignment
 from evofeed.featurize.entries.molecules import component_atoms, molecule_graph
 from evofeed.featurize.export.dataset import export_dataset
 from evofeed.featurize.export.entries import job_of_entry
-from evofeed.featurize.export.formats import Folder, write_af3
+from evofeed.featurize.export.formats import ExportFolder, write_af3
 from evofeed.featurize.job.run import run_job
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
@@ -303,7 +303,7 @@ def test_alphafold_3_takes_rna_its_rows_and_ligands(folding_input: Any, tmp_path
     found = job_of_entry(
         "x", entries["s000-1"], lambda one: rna if one == rna.name else entries.alignment(one)
     )
-    write_af3(found, Folder(tmp_path))
+    write_af3(found, ExportFolder(tmp_path))
     job = folding_input.Input.from_json((tmp_path / "x.json").read_text())
     msa, deletions = rows_of_af3(job.rna_chains[0].unpaired_msa, "polyribonucleotide")
     codes = {"A": 22, "G": 23, "C": 24, "U": 25, "-": 21, "N": 30, "R": 30}
