@@ -1,4 +1,4 @@
-"""`evofeed assemblies`: the complexes of an input, beside the chains of a dataset."""
+"""`evofeed assemblies`: the complexes of an input, added to a dataset with their chains."""
 
 from __future__ import annotations
 
@@ -42,19 +42,17 @@ def assemblies(
         raise typer.BadParameter(f"no preset {preset!r}: default or openfold")
     config = FeaturizeConfig.openfold() if preset == "openfold" else FeaturizeConfig()
     report = add_complexes(input_uri, dataset_uri, config, ref, structures, quiet=as_json)
-    made, alone, dropped = report["assemblies"], report["alone"], report["dropped"]
     if as_json:
         print(json.dumps(report))
         return
-    print(
-        f"{counted(made, 'complex', 'complexes')} in snapshot {report['snapshot'][:12]}, "
-        f"{len(dropped)} left out"
-    )
-    if alone:
-        of_one = counted(alone, "entry", "entries")
-        print(f"  {of_one} of one chain: samples of their own, and no complexes")
-    for one in dropped:
-        print(f"  {one['assembly_id']}: {one['reason']}")
+    complexes = counted(report["assemblies"], "complex", "complexes")
+    dropped = report["dropped"]
+    print(f"{complexes} in snapshot {report['snapshot'][:12]}, {len(dropped)} left out")
+    if report["alone"]:
+        entries = counted(report["alone"], "entry", "entries")
+        print(f"  {entries} of one chain, which are samples but not complexes")
+    for item in dropped:
+        print(f"  {item['assembly_id']}: {item['reason']}")
     for fault in report["faults"]:
         print(f"  broken input: {fault}")
     for other in report["left_out"]:
@@ -70,10 +68,10 @@ def add_complexes(
     *,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """The complexes of an input added to the snapshot that holds its chains; what came of them.
+    """Adds the complexes of an input to the snapshot that has its chains; returns a report.
 
     Raises:
-        InputError: none can be used.
+        InputError: no complex can be used.
     """
     from rich.console import Console
     from rich.progress import track
@@ -88,40 +86,39 @@ def add_complexes(
 
     dataset = Dataset.open(dataset_uri, ref)
     problems: list[InputError] = []
-    found = discover(input_uri, structure_dir=structures or None, problems=problems)
+    chains = discover(input_uri, structure_dir=structures or None, problems=problems)
     fasta = input_uri if Path(input_uri).suffix in FASTA else ""
-    sources = assembly_sources(found, fasta, problems)
+    sources = assembly_sources(chains, fasta, problems)
     dropped: list[dict[str, Any]] = []
-
-    made = alone = 0
-    why = {one.get("chain_id"): one.get("reason", "") for one in dataset.manifest.dropped}
+    num_complexes = num_lone = 0
+    reasons = {item.get("chain_id"): item.get("reason", "") for item in dataset.manifest.dropped}
 
     def record_of(chain_id: str) -> ChainRecord:
-        if chain_id not in dataset and chain_id in why:
-            raise ChainMissing(f"it was left out when the chains were made: {why[chain_id]}")
+        if chain_id not in dataset and chain_id in reasons:
+            raise ChainMissing(f"it was left out when the chains were made: {reasons[chain_id]}")
         return dataset[chain_id]
 
     def records() -> Any:
-        nonlocal made, alone
+        nonlocal num_complexes, num_lone
         console = Console(stderr=True)
         shown = console.is_terminal and not quiet
         for source in track(sources, "complexes", console=console, disable=not shown):
             try:
                 yield featurize_assembly(source, record_of, config)
-                made += 1
+                num_complexes += 1
             except LoneChain:
-                alone += 1
+                num_lone += 1
             except (InputError, KeyError) as error:
                 dropped.append({"assembly_id": source.assembly_id, "reason": str(error)})
-        if not made:
-            first = f": {dropped[0]['reason']}" if dropped else ": every entry has one chain"
-            raise InputError(f"no complex in it can be used{first}", path=input_uri)
+        if not num_complexes:
+            reason = dropped[0]["reason"] if dropped else "every entry has one chain"
+            raise InputError(f"no complex in it can be used: {reason}", path=input_uri)
 
     snapshot = add_assemblies(dataset, records(), ref=ref, dropped=dropped)
     return {
         "snapshot": snapshot.digest,
-        "assemblies": made,
-        "alone": alone,
+        "assemblies": num_complexes,
+        "alone": num_lone,
         "dropped": dropped,
         "faults": [str(p) for p in problems if not isinstance(p, NoProtein | UnusedInput)],
         "left_out": [str(p) for p in problems if isinstance(p, NoProtein | UnusedInput)],

@@ -1,4 +1,4 @@
-"""A dry look at an input: what is there, what is wrong, before anything is made of it."""
+"""Check of an input before it is featurized: its contents and its faults."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _KINDS: dict[str, tuple[Severity, str]] = {
 
 @dataclass(slots=True)
 class Finding:
-    """One kind of thing that was found: how often, and the first few cases."""
+    """One kind of finding, with its count and the first few examples."""
 
     kind: str
     severity: Severity
@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(slots=True)
 class CheckReport:
-    """What `check_input` found; errors mean that chains will be missing."""
+    """Findings of `check_input`; with an error, chains will be missing."""
 
     uri: str
     chains: int = 0
@@ -73,7 +73,7 @@ class CheckReport:
     left_out: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Ligands, glycans, nucleic acids, waters by structure file: `kind component chain count`."""
     rulesets: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By all-atom project, if asked for: how often it takes an entry, leaves out what, why."""
+    """Counts of entries taken and of molecules left out, by reason, by all-atom project."""
 
     @property
     def ok(self) -> bool:
@@ -81,7 +81,7 @@ class CheckReport:
         return not any(f.severity == "error" for f in self.findings.values())
 
     def add(self, kind: str, example: str, count: int = 1) -> None:
-        """Count a finding; the first few examples are kept."""
+        """Counts a finding, and keeps the first few examples."""
         severity, advice = _KINDS[kind]
         finding = self.findings.setdefault(kind, Finding(kind, severity, advice))
         finding.count += count
@@ -110,14 +110,14 @@ class CheckReport:
 def check_input(
     uri: str, *, config: FeaturizeConfig | None = None, clusters: str = "", **places: Any
 ) -> CheckReport:
-    """Look an input over without making anything.
+    """Check an input without writing anything.
 
     Args:
         clusters: file of sequence clusters, to be compared with the chains.
         places: `structure_dir`, `template_mmcif_dir`, … as for `discover`.
 
     Raises:
-        InputError: there is no such input at all, or the clusters are of other chains.
+        InputError: no such input, or the clusters are of other chains.
     """
     problems: list[InputError] = []
     sources = discover(uri, problems=problems, **places)
@@ -148,20 +148,21 @@ def _kind_of(problem: InputError) -> str:
 
 
 def _check_ids(sources: list[ChainSource], report: CheckReport) -> None:
-    seen: dict[str, str] = {}
+    by_lower_case: dict[str, str] = {}
     for source in sources:
-        other = seen.setdefault(source.chain_id.lower(), source.chain_id)
+        other = by_lower_case.setdefault(source.chain_id.lower(), source.chain_id)
         if other != source.chain_id:
             report.add("ids differ only in case", f"{other} and {source.chain_id}")
 
 
 @dataclass(slots=True)
 class _Check:
-    """Looks at chains one after the other; those of an entry follow each other, so one is kept."""
+    """Checks chains one after the other; `cache` has the last structure or its error, as the
+    chains of an entry follow each other."""
 
     config: FeaturizeConfig
     report: CheckReport
-    last: dict[str, Structure | InputError] = field(default_factory=dict)
+    cache: dict[str, Structure | InputError] = field(default_factory=dict)
 
     def chain(self, source: ChainSource) -> None:
         report, chain_id = self.report, source.chain_id
@@ -222,23 +223,23 @@ class _Check:
 
     def _structure(self, ref: FileRef) -> Structure:
         key = f"{ref.path}:{ref.offset}"
-        if key not in self.last:
-            self.last.clear()
+        if key not in self.cache:
+            self.cache.clear()
             try:
-                self.last[key] = self._parsed(ref)
+                self.cache[key] = self._parse(ref)
             except InputError as error:
-                self.last[key] = error
-        known = self.last[key]
-        if isinstance(known, InputError):
-            raise type(known)(known.message, path=known.path, line=known.line)
-        return known
+                self.cache[key] = error
+        result = self.cache[key]
+        if isinstance(result, InputError):
+            raise type(result)(result.message, path=result.path, line=result.line)
+        return result
 
-    def _parsed(self, ref: FileRef) -> Structure:
+    def _parse(self, ref: FileRef) -> Structure:
         data = read_part(ref, self.config.caps)
         structure = parse_structure(data, ref.plain_name, path=ref.path, config=self.config)
         others = structure.others
         if others:
-            self.report.left_out[ref.path] = [dataclasses.asdict(one) for one in others]
+            self.report.left_out[ref.path] = [dataclasses.asdict(item) for item in others]
         if any(molecule.kind != "water" for molecule in others):
             text = f"{ref.path}: {describe_molecules(others)}"
             self.report.add("molecules beside the proteins", text)

@@ -84,10 +84,10 @@ def featurize(
 
     If anything goes wrong, run it again: it continues, and the result is the
     same. Exit code 0: published. 1: nothing published; the message says why. 2: wrong call.
-    Broken chains up to --max-broken are listed, not fatal. `evofeed check` looks an input over.
+    Broken chains up to --max-broken are listed, not fatal. `evofeed check` checks an input first.
 
     With --search-db, INPUT is a FASTA file or a folder of them: the sequences are searched
-    first, as `evofeed search` does, and the alignments kept beside it in INPUT.search/.
+    first, as `evofeed search` does, and the alignments are kept in INPUT.search/ next to it.
 
     Example: evofeed featurize raw/ data/ --ray-address 10.0.0.1:6379
 
@@ -105,9 +105,9 @@ def featurize(
 
     if preset not in ("default", "openfold"):
         raise typer.BadParameter(f"no preset {preset!r}: default or openfold")
-    make = FeaturizeConfig.openfold if preset == "openfold" else FeaturizeConfig
-    finder = _finder(structures, templates, distillation)
-    config = make(max_template_date=max_template_date)
+    make_config = FeaturizeConfig.openfold if preset == "openfold" else FeaturizeConfig
+    discover_args = _discover_args(structures, templates, distillation)
+    config = make_config(max_template_date=max_template_date)
     crop = CropConfig(max_msa_rows=max_msa_rows or None, msa_budget=msa_budget or None, seed=seed)
     options = JobOptions(
         executor=executor,
@@ -129,14 +129,20 @@ def featurize(
         input_uri = search_first(input_uri, recipe, search_db, template_db, options, as_json)
     from evofeed.featurize.job.show import run_and_show
 
-    changed = crop if crop != CropConfig() else None
-    how = {"config": config, "crop": changed, "options": options, "discover_args": finder}
-    report = run_and_show(input_uri, dataset_uri, as_json, **how)
+    report = run_and_show(
+        input_uri,
+        dataset_uri,
+        as_json,
+        config=config,
+        crop=crop if crop != CropConfig() else None,
+        options=options,
+        discover_args=discover_args,
+    )
     raise typer.Exit(report.exit_code)
 
 
 def _stage(uri: str, folder: str, quiet: bool) -> str:
-    """Copy an input from its bucket; the path of the copy."""
+    """Copies an input from its bucket; returns the path of the copy."""
     from evofeed.featurize.inputs.stage import stage_input
 
     folder = folder or str(Path.home() / ".cache" / "evofeed" / "inputs" / uri.partition("://")[2])
@@ -148,10 +154,13 @@ def _stage(uri: str, folder: str, quiet: bool) -> str:
         return stage_input(uri, folder, progress=progress)
 
 
-def _finder(structures: str, templates: str, distillation: bool) -> dict[str, Any]:
-    finder: dict[str, Any] = {"structure_dir": structures, "template_mmcif_dir": templates}
-    finder = {name: value for name, value in finder.items() if value}
-    return finder | ({"is_distillation": True} if distillation else {})
+def _discover_args(structures: str, templates: str, distillation: bool) -> dict[str, Any]:
+    args = {
+        "structure_dir": structures,
+        "template_mmcif_dir": templates,
+        "is_distillation": distillation,
+    }
+    return {name: value for name, value in args.items() if value}
 
 
 def check(
@@ -170,8 +179,8 @@ def check(
 ) -> None:
     """Check an input and report what a job would find and leave out; writes nothing.
 
-    Structures are read whole, of an alignment the query alone: a row of
-    another length shows in the job. Exit code 1 if there are errors.
+    Structures are read in full, but only the query of an alignment: a row of another length is
+    an error of the job. Exit code 1 if there are errors.
 
     Example: evofeed check raw/
     """
@@ -180,42 +189,42 @@ def check(
 
     if is_remote(input_uri):
         input_uri = _stage(input_uri, stage, as_json)
-    finder = _finder(structures, templates, distillation)
-    found = check_input(input_uri, clusters=clusters, **finder)
+    discover_args = _discover_args(structures, templates, distillation)
+    report = check_input(input_uri, clusters=clusters, **discover_args)
     if components:
         from evofeed.featurize.entries.input import structure_files
         from evofeed.featurize.entries.prepare import count_left_out
 
-        found.rulesets = count_left_out(structure_files(structures or input_uri), components)
+        report.rulesets = count_left_out(structure_files(structures or input_uri), components)
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(report.to_dict()))
     else:
-        _show_check(found)
-    raise typer.Exit(0 if found.ok else 1)
+        _show_check(report)
+    raise typer.Exit(0 if report.ok else 1)
 
 
-def _show_check(found: CheckReport) -> None:
-    """Print a check as a table, the first examples of each finding below its line."""
+def _show_check(report: CheckReport) -> None:
+    """Prints a check as a table, with the first examples of each finding below its line."""
     from rich.console import Console
     from rich.markup import escape
 
     console = Console()
     console.print(
-        f"{counted(found.chains, 'chain')}, {found.with_structure} with structure, "
-        f"{found.with_alignments} with alignments, {found.input_bytes / 1e6:.1f} MB",
+        f"{counted(report.chains, 'chain')}, {report.with_structure} with structure, "
+        f"{report.with_alignments} with alignments, {report.input_bytes / 1e6:.1f} MB",
         highlight=False,
     )
-    for finding in found.sorted_findings():
+    for finding in report.sorted_findings():
         colour = {"error": "red", "warning": "yellow"}.get(finding.severity, "cyan")
         head = f"[{colour}]{finding.severity}[/{colour}] {finding.count} x {escape(finding.kind)}"
         console.print(f"{head}: {escape(finding.advice)}", highlight=False, soft_wrap=True)
         for example in finding.examples:
             console.print(f"    {escape(example)}", highlight=False, soft_wrap=True)
-    for project, counts in found.rulesets.items():
+    for project, counts in report.rulesets.items():
         taken = counted(counts["entry"], "entry", "entries")
         console.print(f"{project} takes {taken}", highlight=False)
-        for what, count in sorted(counts.items(), key=lambda one: -one[1]):
-            if what != "entry":
-                console.print(f"    {count} x {escape(what)}", highlight=False, soft_wrap=True)
-    if found.ok:
+        for reason, count in sorted(counts.items(), key=lambda item: -item[1]):
+            if reason != "entry":
+                console.print(f"    {count} x {escape(reason)}", highlight=False, soft_wrap=True)
+    if report.ok:
         console.print("nothing is in the way", style="green")

@@ -183,8 +183,8 @@ def check_folders(sources: Sequence[ChainSource], folders: Mapping[str, str | No
 def _no_match(folder: str, kind: str, expected: str) -> InputError:
     files = itertools.islice(_files_below(Path(folder)), 4)
     names = [str(path.relative_to(folder)) for path in files]
-    found = ", ".join([*names[:3], "…"] if len(names) > 3 else names) or "no file"
-    message = f"no {kind} here is of a chain of the input: expected {expected}, found {found}"
+    listed = ", ".join([*names[:3], "…"] if len(names) > 3 else names) or "no file"
+    message = f"no {kind} here is of a chain of the input: expected {expected}, found {listed}"
     return InputError(message, path=folder)
 
 

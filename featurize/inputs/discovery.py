@@ -258,7 +258,7 @@ def fasta_files(root: Path) -> list[Path]:
 
 
 def _structures(root: Path) -> list[Path]:
-    """Structures of a folder, else of its `mmcif/` and the like, else of all subfolders."""
+    """Structures of a folder, else of its `mmcif/` or similar, else of all subfolders."""
     if files := structure_files(root):
         return files
     subfolders = folders(None, root, STRUCTURE_DIRS)
