@@ -58,26 +58,29 @@ def make_set(
 
     databases, config = read_recipe(recipe, search_db, template_db)
     executor = "ray" if ray_address else executor
-    places: dict[str, Any] = {"executor": executor, "workers": workers, "ray_address": ray_address}
-    parts = Split.parse(split) if split else None
-    search = SearchOptions(**places)
-    job = JobOptions(**places, max_broken=max_broken)
-    made = make(
+    workplace: dict[str, Any] = {
+        "executor": executor,
+        "workers": workers,
+        "ray_address": ray_address,
+    }
+    search = SearchOptions(**workplace)
+    job = JobOptions(**workplace, max_broken=max_broken)
+    result = make(
         structures,
         out,
         databases,
         config,
         templates=templates,
         components=components,
-        split=parts,
+        split=Split.parse(split) if split else None,
         allow_similar=allow_similar,
         search=search,
         job=job,
         say=(lambda text: None) if as_json else print,
     )
     if as_json:
-        print(json.dumps(made))
+        print(json.dumps(result))
         return
-    for name, chains in made["parts"].items():
+    for name, chains in result["parts"].items():
         print(f"{name}: {counted(chains, 'chain')}")
-    print(f"cards: {', '.join(made['cards'])}")
+    print(f"cards: {', '.join(result['cards'])}")

@@ -1,7 +1,7 @@
-"""A training set of a folder of structures, step by step.
+"""A training set from a folder of structures, step by step.
 
-Every step is a command of its own, and what it has done it does not do again: run it again after
-whatever ended it.
+Every step is also a command of its own and keeps finished work, so a stopped run continues when it
+is run again.
 """
 
 from __future__ import annotations
@@ -35,46 +35,46 @@ from evofeed.store import Dataset, Selection, dataset_card, split_chains
 from evofeed.store.inner import Clusters
 
 IDENTITY: Final = 0.4
-"""Of the clusters, if a split names no other: AF2's, for sampling weights."""
+"""Identity of the clusters if a split gives none: AF2's, for sampling weights."""
 SHARE: Final = 0.05
-"""Of the chains, for `valid`, if a split names neither a share nor a date."""
+"""Share of chains in `valid` if a split gives neither a share nor a date."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """How a set is divided into `train` and `valid`."""
+    """Rules for dividing a set into `train` and `valid`."""
 
     date: str = ""
-    """ISO: `valid` has what was released from that day on."""
+    """ISO date: `valid` has the chains released from that day on."""
     identity: float = 0.0
-    """No chain of one part is more alike to one of the other; 0 divides by date alone."""
+    """Largest identity between a chain of one part and one of the other; 0: divide by date only."""
     share: float = 0.0
-    """Most of the chains that `valid` gets."""
+    """Largest share of the chains in `valid`."""
 
     def __post_init__(self) -> None:
-        Selection(released_from=self.date)  # refuses what is no date
+        Selection(released_from=self.date)  # raises for an invalid date
         check_numbers(self, "identity", "share", least=0, below=1)
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Split:
-        """Of `date:2021-09-30`, `identity:0.4`, `share:0.05`.
+        """The split of texts such as `date:2021-09-30`, `identity:0.4` and `share:0.05`.
 
         Raises:
-            ValueError: one is none of these.
+            ValueError: a text has another form.
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for text in texts:
             name, _, value = text.partition(":")
-            wanted = "date:ISO-DATE, identity:0.4 or share:0.05"
+            expected = "date:ISO-DATE, identity:0.4 or share:0.05"
             if name not in ("date", "identity", "share") or not value:
-                raise ValueError(f"no split {text!r}: {wanted}")
+                raise ValueError(f"no split {text!r}: {expected}")
             try:
-                found[name] = value if name == "date" else float(value)
+                values[name] = value if name == "date" else float(value)
             except ValueError:
-                raise ValueError(f"no number in {text!r}: {wanted}") from None
-        return cls(**found)
+                raise ValueError(f"no number in {text!r}: {expected}") from None
+        return cls(**values)
 
 
 def make_set(
@@ -91,22 +91,22 @@ def make_set(
     job: JobOptions | None = None,
     say: Say = print,
 ) -> dict[str, Any]:
-    """Sequences, alignments, clusters, chains, complexes, entries, parts and a card.
+    """Makes sequences, alignments, clusters, chains, complexes, entries, parts and a card.
 
     Args:
         out: folder; `data/` in it is the dataset.
         templates: folder with the structures of template hits; `structures` if empty.
-        components: the wwPDB's components.cif: then entries are prepared too.
+        components: the wwPDB's components.cif; if given, entries are prepared too.
 
     Returns:
-        What came of it: counts, the parts, what was left out and why.
+        Counts, the parts, and what was left out with its reasons.
 
     Raises:
         InputError: no structure with a protein chain, or a database or a program is missing.
-        JobError: too many chains are broken; what is done is kept.
-        TooSimilar: the parts are more alike than the split allows.
+        JobError: too many chains are broken; finished work is kept.
+        TooSimilar: the parts are more similar than the split allows.
     """
-    if components and not Path(components).is_file():  # told before the search, not after it
+    if components and not Path(components).is_file():  # checked before the search
         raise InputError("no such file", path=components)
     root, job = Path(out), job or JobOptions()
     uri, fasta, table = (str(root / name) for name in ("data", "chains.fasta", "clusters.tsv"))
@@ -117,51 +117,52 @@ def make_set(
         f"{counted(len(chains), 'protein chain')} of {structures}, "
         f"{counted(len(left_out), 'file')} left out"
     )
-    found = run_search(chains, str(root / "search"), databases, config=config, options=search)
-    left_out |= {one["chain_id"]: [one["message"]] for one in found.broken}
-    say(f"{found.searched} searches, {found.cache_hits} results known, {found.num_broken} broken")
+    folder = str(root / "search")
+    searches = run_search(chains, folder, databases, config=config, options=search)
+    left_out |= {chain["chain_id"]: [chain["message"]] for chain in searches.broken}
+    say(f"{searches.searched} searches, {searches.cache_hits} cached, {searches.num_broken} broken")
     identity = (split.identity if split else 0) or IDENTITY
     clusters = _clusters(fasta, table, identity, search.threads if search else 1)
     say(f"{counted(clusters, 'cluster')} at {identity:.0%} identity")
-    finder = {"structure_dir": structures, "template_mmcif_dir": templates or structures}
-    report = run_job(str(root / "search"), uri, options=job, discover_args=finder, clusters=table)
+    args = {"structure_dir": structures, "template_mmcif_dir": templates or structures}
+    report = run_job(folder, uri, options=job, discover_args=args, clusters=table)
     if not report.snapshot:
         raise JobError(report.message, path=str(report.path))
     say(f"{counted(report.num_good, 'chain')} published, {report.num_broken} broken")
-    made: dict[str, Any] = {"chains": report.num_good, "clusters": clusters}
-    made["complexes"] = _complexes(root, uri, structures)
+    result: dict[str, Any] = {"chains": report.num_good, "clusters": clusters}
+    result["complexes"] = _complexes(root, uri, structures)
     if components:
-        made["entries"] = _entries(root, uri, structures, components, table, job)
-    complexes = counted(made["complexes"], "complex", "complexes")
-    say(f"{complexes}, {counted(made.get('entries', 0), 'entry', 'entries')}")
+        result["entries"] = _entries(root, uri, structures, components, table, job)
+    complexes = counted(result["complexes"], "complex", "complexes")
+    say(f"{complexes}, {counted(result.get('entries', 0), 'entry', 'entries')}")
     parts = _parts(uri, table, split, allow_similar) if split else {"main": len(Dataset.open(uri))}
-    notes = {**report.notes, **{one["chain_id"]: [one["message"]] for one in report.broken}}
-    made |= {"parts": parts, "left_out": left_out, "cards": []}
+    notes = {**report.notes, **{chain["chain_id"]: [chain["message"]] for chain in report.broken}}
+    result |= {"parts": parts, "left_out": left_out, "cards": []}
     for name in parts:
         card = dataset_card(Dataset.open(uri, name), name=name, notes=notes | left_out)
-        made["cards"].append(card.write(root / "card" / name)[0])
-    write_atomic(root / "set.json", json.dumps(made, indent=1))
-    return made
+        result["cards"].append(card.write(root / "card" / name)[0])
+    write_atomic(root / "set.json", json.dumps(result, indent=1))
+    return result
 
 
 def read_chains(structures: str) -> tuple[list[ChainSource], dict[str, list[str]]]:
-    """Sequences of the protein chains of a folder, and why files have none.
+    """Sequences of the protein chains in a folder, and the reasons of files without any.
 
     Raises:
-        InputError: no file has one.
+        InputError: no file has a protein chain.
     """
     files = structure_files(Path(structures), deep=True)
     chains: dict[str, ChainSource] = {}
     left_out: dict[str, list[str]] = {}
-    for path, listed in zip(files, list_chains(files), strict=True):
+    for path, sequences in zip(files, list_chains(files), strict=True):
         entry = entry_of(plain(path.name))
-        if isinstance(listed, InputError):
-            left_out[entry] = [listed.message]
+        if isinstance(sequences, InputError):
+            left_out[entry] = [sequences.message]
             continue
-        for chain, sequence in listed.items():
+        for chain, sequence in sequences.items():
             name = f"{entry}_{chain}" if chain else entry
             if name in chains:
-                left_out[name] = [f"there twice, in {path} too: the first counts"]
+                left_out[name] = [f"there twice, in {path} too: the first one is used"]
             else:
                 chains[name] = ChainSource(name, sequence=sequence)
     if not chains:
@@ -171,36 +172,38 @@ def read_chains(structures: str) -> tuple[list[ChainSource], dict[str, list[str]
 
 
 def _clusters(fasta: str, table: str, identity: float, threads: int) -> int:
-    """Clusters of the sequences, unless the table is of these already; how many."""
+    """Number of clusters of the sequences; writes the table unless it is up to date."""
     key = hashlib.sha256(f"{identity} ".encode() + Path(fasta).read_bytes()).hexdigest()
-    stamp = Path(f"{table}.key")
-    if not (stamp.exists() and Path(table).exists() and stamp.read_text() == key):
+    key_file = Path(f"{table}.key")
+    if not (key_file.exists() and Path(table).exists() and key_file.read_text() == key):
         cluster_sequences(fasta, table, identity=identity, threads=threads, problems=[])
-        write_atomic(stamp, key)
+        write_atomic(key_file, key)
     return len({line.split("\t")[0] for line in Path(table).read_text().splitlines()})
 
 
 def _complexes(root: Path, uri: str, structures: str) -> int:
     try:
         config = FeaturizeConfig()
-        found = add_complexes(str(root / "search"), uri, config, "main", structures, quiet=True)
+        report = add_complexes(str(root / "search"), uri, config, "main", structures, quiet=True)
     except InputError:  # every entry has one chain
         return 0
-    return int(found["assemblies"])
+    return int(report["assemblies"])
 
 
 def _entries(
     root: Path, uri: str, structures: str, components: str, table: str, job: JobOptions
 ) -> int:
-    """Entries with the alignments that the search found; their job knows polymers by their
-    sequence, so clusters are given it by sequence too."""
+    """Prepares entries with the search's alignments; returns their number.
+
+    Their job identifies polymers by sequence, so the clusters it gets list sequences.
+    """
     members = str(root / "entry_clusters.tsv")
     chains = {chain.chain_id: chain for chain in discover(str(root / "search"))}
     rows = [line.split("\t") for line in Path(table).read_text().splitlines()]
     groups: dict[str, dict[str, None]] = {}
-    for first, name in rows:
+    for representative, name in rows:
         if name in chains:
-            groups.setdefault(first, {first: None})[chains[name].sequence] = None
+            groups.setdefault(representative, {representative: None})[chains[name].sequence] = None
     write_atomic(Path(members), "".join(f"{' '.join(group)}\n" for group in groups.values()))
     report = prepare_entries(
         EntriesInput(
@@ -218,9 +221,9 @@ def _entries(
 
 
 def _parts(uri: str, table: str, split: Split, allow_similar: bool) -> dict[str, int]:
-    """The set divided; how many chains each part has."""
+    """Divides the set; number of chains by part."""
     share = split.share or (0.0 if split.date else SHARE)
-    made = split_chains(
+    parts = split_chains(
         uri,
         Clusters(table) if split.identity or share else None,
         {"valid": share} if share else {},
@@ -228,4 +231,4 @@ def _parts(uri: str, table: str, split: Split, allow_similar: bool) -> dict[str,
         max_identity=split.identity or 1.0,
         allow_similar=allow_similar,
     )
-    return {name: part.manifest.num_chains for name, part in made.items()}
+    return {name: part.manifest.num_chains for name, part in parts.items()}
