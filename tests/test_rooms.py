@@ -56,7 +56,7 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_443,
+    "src": 4_437,
     "featurize": 19_947,
     "store": 7_306,
     "loader": 12_090,

@@ -1,8 +1,7 @@
-"""The `evofeed` command: one name per job, each loaded only when it is called.
+"""The `evofeed` command: a table of subcommands, each imported only when it is called.
 
-The table below is the whole of it; the commands live beside the rooms they
-belong to (`featurize/commands.py`, `store/commands.py`, ...). Nothing heavy is
-imported before a command runs, so `evofeed --help` answers at once.
+Commands are in the rooms they belong to (`featurize/commands.py`, `store/commands.py`, ...).
+Large packages are imported by the command that needs them, so `evofeed --help` answers at once.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ BY_URL: dict[str, tuple[str, str, frozenset[str]]] = {
     "jobs": (_CLIENT, "jobs", frozenset()),
     "snapshots": (_CLIENT, "snapshots", frozenset({"history", "policy", "rm-ref", "tag"})),
 }
-"""What a service does where an argument is its URL; of `snapshots` these subcommands only."""
+"""Commands that a service runs if an argument is its URL; of `snapshots` these subcommands only."""
 
 BY_URL_ALONE = frozenset(
     f"{name} {word}"
     for name, words in (("jobs", "ls log broken"), ("snapshots", "history policy rm-ref"))
     for word in words.split()
 )
-"""Of these, what nothing but a service does: without a URL their help and errors ask for one."""
+"""Commands that only a service runs: without a URL their help and errors ask for one."""
 
 
 def help_text() -> str:
@@ -78,12 +77,12 @@ def help_text() -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; our own errors and the system's become one line and exit code 1."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal that has no letter for it gets a ?
+    """Run the command line; errors of evofeed and of the system become one line and exit code 1."""
+    for stream in (sys.stdout, sys.stderr):  # "?" for characters that the terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    given = sys.argv[1:] if argv is None else argv
-    name, *rest = given or ["--help"]
+    arguments = sys.argv[1:] if argv is None else argv
+    name, *rest = arguments or ["--help"]
     if name in ("--help", "-h", "help"):
         print(help_text())
     elif name == "--version":
@@ -92,8 +91,8 @@ def main(argv: list[str] | None = None) -> None:
         import difflib
 
         near = difflib.get_close_matches(name, COMMANDS, 1)
-        meant = f", did you mean {near[0]!r}?" if near else ";"
-        sys.exit(_fail(f"no command {name!r}{meant} `evofeed --help` lists them", 2))
+        hint = f", did you mean {near[0]!r}?" if near else ";"
+        sys.exit(_fail(f"no command {name!r}{hint} `evofeed --help` lists them", 2))
     else:
         try:
             _load(*_command(name, rest), name)(args=rest, prog_name=f"evofeed {name}")
@@ -103,11 +102,11 @@ def main(argv: list[str] | None = None) -> None:
             if not _is_wrong_call(error):
                 raise
             sys.exit(_fail(str(error), 2))
-        except OSError as error:  # no such folder, no right to write there, a full disk, ...
-            place = f"{error.filename}: " if error.filename else ""
+        except OSError as error:  # no such folder, no permission to write, a full disk, ...
+            path = f"{error.filename}: " if error.filename else ""
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             hint = f"; {advice(error)} or write elsewhere, then run it again" if full else ""
-            sys.exit(_fail(f"{place}{error.strerror or error}{hint}", 1))
+            sys.exit(_fail(f"{path}{error.strerror or error}{hint}", 1))
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("evofeed"):
                 raise
@@ -115,17 +114,17 @@ def main(argv: list[str] | None = None) -> None:
         except KeyboardInterrupt:
             sys.exit(_fail("interrupted", 130))
         except SystemExit as end:
-            if end.code == 130:  # what Typer makes of Ctrl-C
+            if end.code == 130:  # Typer's exit code for Ctrl-C
                 _fail("interrupted", 130)
             raise
 
 
 def _command(name: str, words: list[str]) -> tuple[str, str]:
-    """Module and attribute of a command: the service's where one of its arguments is a URL."""
-    module, attribute, only = BY_URL.get(name, ("", "", frozenset()))
-    to_service = any(word.startswith(("http://", "https://")) for word in words)
-    alone = " ".join([name, *words[:1]]) in BY_URL_ALONE
-    if module and (alone or (to_service and (not only or words[0] in only))):
+    """Module and attribute of a command: the service's if one of its arguments is a URL."""
+    module, attribute, subcommands = BY_URL.get(name, ("", "", frozenset()))
+    has_url = any(word.startswith(("http://", "https://")) for word in words)
+    by_url_alone = " ".join([name, *words[:1]]) in BY_URL_ALONE
+    if module and (by_url_alone or (has_url and (not subcommands or words[0] in subcommands))):
         return module, attribute
     return COMMANDS[name][:2]
 
@@ -141,13 +140,13 @@ def _load(module: str, attribute: str, name: str) -> Any:
 
 
 def _is_wrong_call(error: ValueError) -> bool:
-    """Whether a `raise` of ours made it; what `int("x")` or others' code raises is a bug."""
+    """True if a `raise` of evofeed's code raised it; one of `int("x")` or a library is a bug."""
     entry: Any = error.__traceback__
     while entry.tb_next:
         entry = entry.tb_next
-    frame, at = entry.tb_frame, entry.tb_lasti
-    ours = str(frame.f_globals["__name__"]).startswith("evofeed.")
-    return ours and opname[frame.f_code.co_code[at]] == "RAISE_VARARGS"
+    frame, instruction = entry.tb_frame, entry.tb_lasti
+    in_evofeed = str(frame.f_globals["__name__"]).startswith("evofeed.")
+    return in_evofeed and opname[frame.f_code.co_code[instruction]] == "RAISE_VARARGS"
 
 
 def _fail(message: str, code: int) -> int:

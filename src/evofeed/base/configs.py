@@ -1,4 +1,4 @@
-"""Configurations: frozen dataclasses of plain values, checked as they are made."""
+"""Configurations: frozen dataclasses of plain values, checked when they are created."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _C = TypeVar("_C", bound=Any)
 
 
 class Config:
-    """What every configuration can."""
+    """Base class of configurations: copies, plain values and a digest."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ class Config:
 
     @property
     def digest(self) -> str:
-        """sha256 of the settings, the same in every process."""
+        """sha256 of the settings, equal in all processes."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
 
@@ -38,10 +38,10 @@ def check_numbers(
     config: Any, *names: str, least: float | None = None, above: float | None = None,
     most: float | None = None, below: float | None = None,
 ) -> None:  # fmt: skip
-    """Refuse fields that are not within the bounds given; a field that is None passes.
+    """Refuse fields outside of bounds; a field that is None passes.
 
     Raises:
-        ValueError: names the first, its value and the bounds.
+        ValueError: names the first such field, its value and the bounds.
     """
     bounds = [
         (text, bound, holds)
@@ -54,36 +54,36 @@ def check_numbers(
     for name in names:
         value = getattr(config, name)
         if value is not None and not all(holds(value, bound) for _, bound, holds in bounds):
-            wanted = " and ".join(f"{text} {bound}" for text, bound, _ in bounds)
-            raise ValueError(f"{name} is {value}, but must be {wanted}")
+            expected = " and ".join(f"{text} {bound}" for text, bound, _ in bounds)
+            raise ValueError(f"{name} is {value}, but must be {expected}")
 
 
-def check_choice(config: Any, name: str, known: Collection[str]) -> None:
-    """Refuse a field that is none of the values known.
+def check_choice(config: Any, name: str, choices: Collection[str]) -> None:
+    """Refuse a field whose value is not one of the choices.
 
     Raises:
-        ValueError: names it, its value and those.
+        ValueError: names the field, its value and the choices.
     """
-    if (value := getattr(config, name)) not in known:
-        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
+    if (value := getattr(config, name)) not in choices:
+        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(choices)}")
 
 
 def replaced(base: _C, changes: Mapping[str, Any], prefix: str = "") -> _C:
     """A configuration with some fields changed; a mapping changes fields of a nested one.
 
     Args:
-        prefix: what comes before a field's name in messages.
+        prefix: of field names in error messages.
 
     Raises:
-        ValueError: there is no such field, or its value is refused; names it.
+        ValueError: a field does not exist, or its value is refused; names it.
     """
     hints = get_type_hints(type(base))
     unknown = sorted(set(changes) - set(hints))
     if unknown:
         near = difflib.get_close_matches(unknown[0], hints, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
+        hint = f"did you mean {near[0]}? " if near else ""
         raise ValueError(
-            f"no setting {prefix}{unknown[0]}; {meant}there are {', '.join(sorted(hints))}"
+            f"no setting {prefix}{unknown[0]}; {hint}there are {', '.join(sorted(hints))}"
         )
     values = {
         name: _checked(hints[name], getattr(base, name), value, prefix + name)
@@ -106,32 +106,32 @@ _KINDS = {
 }
 
 
-def _checked(hint: Any, now: Any, value: Any, name: str) -> Any:
-    """A value of a field's declared type, so that a wrong one is refused here and by name.
+def _checked(hint: Any, current: Any, value: Any, name: str) -> Any:
+    """The value converted to a field's declared type; a wrong one is refused by name.
 
-    YAML takes `5e-4` for text and only `5.0e-4` for a number; both are meant. It has lists
-    where we have tuples.
+    YAML reads `5e-4` as text and only `5.0e-4` as a number; both are accepted. YAML's lists
+    become tuples.
     """
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if type(value) in options:
         return value
-    wanted = next(option for option in options if option is not type(None))
-    kind: Any = get_origin(wanted) or wanted
+    declared = next(option for option in options if option is not type(None))
+    kind: Any = get_origin(declared) or declared
     if kind is Literal:
-        if value not in get_args(wanted):
-            raise ValueError(f"{name} is {value!r}, not one of {', '.join(get_args(wanted))}")
+        if value not in get_args(declared):
+            raise ValueError(f"{name} is {value!r}, not one of {', '.join(get_args(declared))}")
         return value
     if hasattr(kind, "__dataclass_fields__"):
         if isinstance(value, kind):
             return value
         if isinstance(value, Mapping):
-            return replaced(kind() if now is None else now, value, f"{name}.")
+            return replaced(kind() if current is None else current, value, f"{name}.")
         raise ValueError(f"{name} is {value!r} and must be {_KINDS[Mapping]}")
     if kind is float and not isinstance(value, bool):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             return float(value)
     if kind is tuple and isinstance(value, list | tuple):
-        inner = get_args(wanted)[0]
+        inner = get_args(declared)[0]
         return tuple(_checked(inner, None, entry, f"{name}[{i}]") for i, entry in enumerate(value))
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError(f"{name} is {value!r} and must be {_KINDS[kind]}")

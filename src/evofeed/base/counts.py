@@ -1,8 +1,8 @@
-"""How many of something, in words."""
+"""Counts with their noun, as text."""
 
 from __future__ import annotations
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """`1 chain`, `2,000 chains`; `plural` where an s does not make it."""
+    """`1 chain`, `2,000 chains`; `plural` if it is not the noun with an s."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

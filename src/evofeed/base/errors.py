@@ -1,7 +1,7 @@
-"""Every error evofeed raises on purpose.
+"""Exception classes of evofeed.
 
-They say that the *data or the world* is wrong and what to do next; a wrong
-*call* raises `ValueError` or `TypeError`. All of them survive pickling, because
+They mean that *data or the environment* is wrong, and say what to do next; a wrong
+*call* raises `ValueError` or `TypeError`. All of them can be pickled, because
 they cross process and Ray boundaries.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class EvofeedError(Exception):
-    """Base of all our errors: a message and where it happened.
+    """Base class of evofeed's errors: a message and the file, line or item at fault.
 
     Args:
         message: what is wrong, with the offending value, and the next step.
@@ -35,14 +35,14 @@ class EvofeedError(Exception):
         self.item = item
 
     def __str__(self) -> str:
-        place = self.path or ""
+        location = self.path or ""
         if self.line is not None:
-            place += f":{self.line}"
-        parts = [part for part in (self.item, place) if part]
+            location += f":{self.line}"
+        parts = [part for part in (self.item, location) if part]
         return f"{': '.join(parts)}: {self.message}" if parts else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception pickles only positional args; ours are keyword-only.
+        # Exception pickles only positional arguments; these are keyword-only.
         return _rebuild, (type(self), self.message, self.__dict__.copy())
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _rebuild(cls: type[EvofeedError], message: str, state: dict[str, Any]) -> Ev
 
 
 class InputError(EvofeedError):
-    """A file we were given is wrong."""
+    """An input file is wrong."""
 
 
 class MsaError(InputError):
@@ -80,19 +80,19 @@ class TemplateError(InputError):
 
 
 class NoProtein(MmcifError, MsaError):
-    """An input of DNA, RNA, ligands or waters alone: left out, not broken."""
+    """An input without protein chains, such as DNA or ligands: left out, not broken."""
 
 
 class UnusedInput(InputError):
-    """A file that looks like a protein's and that no chain uses; says why."""
+    """A file that looks like an input but belongs to no chain; says why."""
 
 
 class LoneChain(InputError):
-    """A single chain where a complex was wanted."""
+    """A single chain where a complex is needed."""
 
 
 class SearchFailed(InputError):
-    """A search program crashed, took too long or wrote half a result."""
+    """A search program crashed, took too long or wrote an incomplete result."""
 
 
 class FeatureError(EvofeedError):
@@ -104,15 +104,15 @@ class StoreError(EvofeedError):
 
 
 class DatasetMissing(StoreError):
-    """No dataset, snapshot or ref of that name is there."""
+    """A dataset, snapshot or ref does not exist."""
 
 
 class ChainMissing(StoreError, KeyError):
-    """The snapshot holds no chain of that name."""
+    """The snapshot does not have that chain."""
 
 
 class ShardMissing(StoreError):
-    """A shard named by the manifest is not where it should be."""
+    """A shard of the manifest does not exist in the storage."""
 
 
 class ShardCorrupt(StoreError):
@@ -120,11 +120,11 @@ class ShardCorrupt(StoreError):
 
 
 class AccessDenied(StoreError):
-    """A storage wants credentials, or others: ours are missing, expired or too narrow."""
+    """A storage refuses access: credentials are missing, expired or insufficient."""
 
 
 class ChainRefused(StoreError):
-    """A storage fails for one chain and at the same time answers for another."""
+    """A storage fails for one chain while it answers for others."""
 
 
 class SchemaMismatch(StoreError):
@@ -132,7 +132,7 @@ class SchemaMismatch(StoreError):
 
 
 class RefConflict(StoreError):
-    """Somebody else moved the ref first: re-read it and try again."""
+    """Another process moved the ref first: read it again and retry."""
 
 
 class TooSimilar(StoreError):
@@ -140,11 +140,11 @@ class TooSimilar(StoreError):
 
 
 class LoaderError(EvofeedError):
-    """The loader cannot go on."""
+    """The loader cannot continue."""
 
 
 class WorkerDied(LoaderError):
-    """A reader process died; carries what it said last."""
+    """A reader process died; includes its last output."""
 
 
 class CannotResume(LoaderError):
@@ -160,7 +160,7 @@ class ServiceError(EvofeedError):
 
 
 class TrainerError(EvofeedError):
-    """Training cannot start or go on."""
+    """Training cannot start or continue."""
 
 
 class CheckpointError(TrainerError):
@@ -172,4 +172,4 @@ class KernelError(EvofeedError):
 
 
 class UnsupportedShape(KernelError):
-    """A fused op was called with a shape or dtype that none of its kernels takes."""
+    """A fused op was called with a shape or dtype that none of its kernels supports."""

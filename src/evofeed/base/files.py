@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and folders that are gone afterwards."""
+"""Atomic writes, scratch folders, JSON of untrusted files, and advice on failed writes."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from typing import Any
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write aside in the same folder, sync and rename: a reader sees all of it or nothing."""
-    aside = path.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex}")
+    """Write a temporary file in the same folder, sync and rename: readers see all or nothing."""
+    temporary = path.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex}")
     try:
-        with aside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # which is known to who asked
+        error.filename, error.filename2 = str(path), None  # the name that the caller knows
         raise
     finally:
         with contextlib.suppress(OSError):
-            aside.unlink()
+            temporary.unlink()
 
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, parent: str = "") -> Iterator[Path]:
-    """A folder of the system's, or below `parent`, that is gone afterwards; those that killed
-    processes left behind go first: nobody holds their locks."""
+    """A temporary folder, in the system's or in `parent`. Those of killed processes, whose locks
+    are free, are removed first."""
     for lock in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*/.lock"):
         with contextlib.suppress(OSError):
-            left = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(lock.parent)
             finally:
-                os.close(left)
+                os.close(descriptor)
     with (
         tempfile.TemporaryDirectory(prefix=prefix, dir=parent or None) as name,
-        Path(name, ".new").open("w") as held,
+        Path(name, ".new").open("w") as file,
     ):
-        fcntl.flock(held, fcntl.LOCK_EX)
-        Path(name, ".new").rename(Path(name, ".lock"))  # before it is seen, it is held
+        fcntl.flock(file, fcntl.LOCK_EX)
+        Path(name, ".new").rename(Path(name, ".lock"))  # locked before others can find it
         yield Path(name)
 
 
 def parse_json(data: bytes | str) -> Any:
-    """What a text says that others wrote; brackets without end are a ValueError too."""
+    """Values of JSON from an untrusted source; too deep nesting is a ValueError, too."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -63,14 +63,14 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def advice(error: BaseException) -> str:
-    """What to do about a write that failed: a full disk, a quota or a limit of file sizes.
+    """Remedy for a failed write: a full disk, a quota or a limit of file sizes.
 
-    Libraries that are not Python's give the system's number in words alone: `(os error 27)`.
-    SQLite says only that it could not write.
+    Libraries in other languages give the system's error number in text alone: `(os error 27)`.
+    SQLite gives none.
     """
-    beyond = getattr(error, "errno", None) == errno.EFBIG or f"os error {errno.EFBIG}" in str(error)
+    large = getattr(error, "errno", None) == errno.EFBIG or f"os error {errno.EFBIG}" in str(error)
     unwritten = getattr(error, "sqlite_errorname", "") == "SQLITE_IOERR_WRITE"
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if (beyond or unwritten) and limit != resource.RLIM_INFINITY:
+    if (large or unwritten) and limit != resource.RLIM_INFINITY:
         return f"files may have {limit:,} bytes here: raise the limit (`ulimit -f`)"
-    return "the file system takes no file of this size: write elsewhere" if beyond else "free space"
+    return "the file system takes no file of this size: write elsewhere" if large else "free space"

@@ -1,4 +1,4 @@
-"""Packages whose names are loaded when first used, so that importing one costs nothing."""
+"""Packages whose names are loaded on first use, so that importing the package is cheap."""
 
 from __future__ import annotations
 
@@ -11,41 +11,40 @@ from typing import Any
 
 
 def names_from(package: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a package (PEP 562) whose names are those it imports for type checkers.
+    """The `__getattr__` of a package (PEP 562) for names imported below `if TYPE_CHECKING:`.
 
-    The package also gets a `__dir__` that lists them.
-
-    So each name is written where type checkers and readers look for it: below `if TYPE_CHECKING:`
-    in the package's own file. A name must differ from its module's: importing a module binds that.
+    So each name is written once, where type checkers and readers look for it: in the package's
+    `__init__.py`. The package also gets a `__dir__` that lists them. A name must differ from its
+    module's, because importing a module binds the module's name.
     """
-    homes: dict[str, str] = {}
+    modules: dict[str, str] = {}
     module = sys.modules.get(package)
 
     def load() -> None:
-        if not homes:
-            homes.update(homes_of(package))
+        if not modules:
+            modules.update(lazy_imports(package))
 
-    def listed() -> list[str]:
+    def list_names() -> list[str]:
         load()
-        return sorted({*vars(module), *homes})
+        return sorted({*vars(module), *modules})
 
     def get(name: str) -> Any:
         load()
-        if name not in homes:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            home = importlib.import_module(homes[name], package)
-        except AttributeError as error:  # "cannot import name", Python would say, and not why
-            raise ImportError(f"{homes[name]} cannot be imported: {error}") from error
-        return getattr(home, name)
+            defined_in = importlib.import_module(modules[name], package)
+        except AttributeError as error:  # Python's own message would be "cannot import name"
+            raise ImportError(f"{modules[name]} cannot be imported: {error}") from error
+        return getattr(defined_in, name)
 
     if module is not None:
-        vars(module)["__dir__"] = listed
+        vars(module)["__dir__"] = list_names
     return get
 
 
-def homes_of(package: str) -> dict[str, str]:
-    """Names that a package's file imports below an `if`, and the modules that have them."""
+def lazy_imports(package: str) -> dict[str, str]:
+    """Modules by name of what a package's file imports below an `if`."""
     spec = importlib.util.find_spec(package)
     source = spec.loader.get_source(package) if spec and spec.loader else ""  # type: ignore[attr-defined]
     return {

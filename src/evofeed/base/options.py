@@ -1,4 +1,4 @@
-"""Groups, options and their checks that commands of several rooms share."""
+"""Command groups, options and their checks for the commands of several rooms."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def group(text: str, **options: Any) -> typer.Typer:
-    """A command of several commands, which prints `text` without one."""
+    """A group of commands, which prints its help if none is named."""
     frame: dict[str, Any] = {"no_args_is_help": True, "add_completion": False}
     return typer.Typer(**frame, pretty_exceptions_enable=False, help=text, **options)
 
 
 @contextmanager
 def share_bar(title: str, quiet: bool) -> Iterator[Callable[[float, str], None]]:
-    """A progress bar on a terminal's stderr; yields what takes the share done, and a text."""
+    """A progress bar on a terminal's stderr; yields a function that sets the share and a text."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -39,7 +39,7 @@ def share_bar(title: str, quiet: bool) -> Iterator[Callable[[float, str], None]]
 
 
 def usable_device(name: str | None) -> str | None:
-    """A `--device` on which torch can really make a tensor here; empty or None chooses later."""
+    """A `--device` on which torch can create a tensor; empty or None chooses one later."""
     if name:
         import torch
 

@@ -12,9 +12,9 @@ STRUCTURE: Final = "validated.npz"
 
 
 def parse_steps(text: str) -> list[dict[str, Any]]:
-    """The lines of `steps.jsonl` in order of steps; of a step done twice, the later one.
+    """The lines of `steps.jsonl` in order of steps; the later one of a repeated step.
 
-    A line cut short by a crash is left out: its step was done again after the resume.
+    A line truncated by a crash is left out: its step was repeated after the resume.
     """
     steps: dict[int, dict[str, Any]] = {}
     for line in text.splitlines():

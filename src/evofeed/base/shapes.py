@@ -1,7 +1,7 @@
-"""Shape annotations (jaxtyping's) that cost nothing where jaxtyping is absent.
+"""Shape annotations of jaxtyping, which is optional.
 
-A GPU machine that only trains does not need jaxtyping; there `Float[Tensor, "L 3"]`
-is simply `Tensor`. Under test the annotations are checked at run time.
+Without jaxtyping, as on a machine that only trains, `Float[Tensor, "L 3"]` is `Tensor`.
+Tests check the annotations at run time.
 """
 
 from __future__ import annotations

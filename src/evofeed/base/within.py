@@ -1,8 +1,8 @@
-"""Files opened within folders: a handle is asked where it is, so no link leads out of them.
+"""Opening files within allowed folders only, even if a link leads out of them.
 
-What a path leads to may change between a check and a use; what is open stays what it is. So a
-file is looked up first (`O_PATH`: nothing is read, no pipe waits), asked where it is, and only
-then opened, by that handle and not by its path again. Linux alone can do that.
+The target of a path may change between a check and its use; that of a descriptor cannot. So the
+path is resolved once to a descriptor (`O_PATH`: nothing is read, no pipe blocks), the descriptor's
+canonical path is checked, and the file is opened through the descriptor. This needs Linux.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 Limits = Sequence[Sequence[str]]
-"""Groups of canonical folders: what is opened lies below one folder of every group."""
+"""Groups of canonical folders: a file must be inside one folder of every group."""
 
 _limits: Limits | None = None
 
 
 @contextlib.contextmanager
 def limited_to(limits: Limits | None) -> Iterator[None]:
-    """Within it, `open_input` of this process opens nothing outside of these folders."""
+    """Restricts `open_input` of this process to these folders within the block."""
     global _limits
     before, _limits = _limits, limits
     try:
@@ -32,12 +32,12 @@ def limited_to(limits: Limits | None) -> Iterator[None]:
 
 
 def is_limited() -> bool:
-    """Whether this process works for somebody who may not open everything that it may."""
+    """True within a block of `limited_to`, for a user who may not open all that the process may."""
     return _limits is not None
 
 
 def open_input(path: str | Path) -> BinaryIO:
-    """An input to read, wherever it is, or within what `limited_to` says.
+    """An input file open for reading, within the folders of `limited_to` if that is active.
 
     Raises:
         OSError: as `open_within`.
@@ -47,30 +47,30 @@ def open_input(path: str | Path) -> BinaryIO:
 
 def _opener(path: str, flags: int) -> int:
     if _limits is None:
-        return os.open(path, flags | os.O_NONBLOCK)  # a pipe's end need not wait for the other
+        return os.open(path, flags | os.O_NONBLOCK)  # a pipe does not block
     return open_within(path, _limits, flags)
 
 
 def open_within(path: str | Path, limits: Limits, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of what a path leads to; links are followed, but not out of the folders.
+    """A descriptor of a path's target; links are followed, but not out of the folders.
 
     Args:
-        path: of something that exists; nothing is made.
+        path: of an existing file or folder.
 
     Raises:
-        OSError: it cannot be opened; EXDEV, it is outside of the folders.
+        OSError: it cannot be opened; EXDEV: it is outside of the folders.
     """
     number = os.open(path, os.O_PATH | os.O_CLOEXEC | flags & os.O_DIRECTORY)
     try:
         handle = f"/proc/self/fd/{number}"
-        place = os.readlink(handle)  # noqa: PTH115 - a third of its time
-        if not all(any(below(place, root) for root in group) for group in limits):
-            raise OSError(errno.EXDEV, "it leads out of the folders that are open", str(path))
+        target = os.readlink(handle)  # noqa: PTH115 - takes a third of Path's time
+        if not all(any(below(target, root) for root in group) for group in limits):
+            raise OSError(errno.EXDEV, "it leads out of the allowed folders", str(path))
         return os.open(handle, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     finally:
         os.close(number)
 
 
-def below(place: str, root: str) -> bool:
-    """True if a canonical place is another one or is inside it."""
-    return place == root or place.startswith(f"{root.rstrip('/')}/")
+def below(path: str, root: str) -> bool:
+    """True if a canonical path is `root` or inside it."""
+    return path == root or path.startswith(f"{root.rstrip('/')}/")

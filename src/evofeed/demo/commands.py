@@ -1,4 +1,4 @@
-"""`evofeed demo`: the whole path, watched from the terminal."""
+"""`evofeed demo`: the command, its progress and its report on the terminal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def demo(
     if all_atom and (raw is not None or complexes):
         raise typer.BadParameter("--all-atom simulates its own files, and no complexes")
     if raw is not None and complexes:
-        raise typer.BadParameter("of complexes the demo simulates its own files")
+        raise typer.BadParameter("--complexes simulates its own files")
     if raw is not None and not raw.is_dir():
         raise typer.BadParameter(f"{raw} is not a folder", param_hint="--input")
     say = None if as_json else _heading
@@ -70,7 +70,7 @@ def demo(
 
     table = Table(show_header=False, title="evofeed demo")
     table.add_column()
-    table.add_column(overflow="fold")  # a path that is cut short leads nowhere
+    table.add_column(overflow="fold")  # a truncated path would be useless
     for label, text in rows(report):
         table.add_row(label, text)
     Console(markup=False).print(table)

@@ -1,4 +1,4 @@
-"""The whole path of complexes: files, shards, service, training, predictions beside the truth."""
+"""The demo of complexes: files, shards, service, training, predictions compared to the truth."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from evofeed.demo.path import (
     Rows,
     Say,
     featurize,
-    keep,
-    predicted,
+    predict,
     rows_of_training,
     simulate,
     tell,
     train_small,
+    write_report,
 )
 from evofeed.protein.assembly_record import AssemblyRecord
 
@@ -25,15 +25,15 @@ _SIZES: Final = {"mean_length": 30, "mean_depth": 40, "mean_members": 2}
 
 
 def rows(report: Report) -> Rows:
-    """The report of the demo of complexes; scores are those before training and after."""
+    """Rows of the report of the demo of complexes; scores are before and after training."""
     good = f"{report['complexes']} good, {report['left_out']} left out, in {report['dataset']}"
     return [
         ("complexes", good),
         *rows_of_training(report),
         ("learnt by heart", report["shown"]),
         ("lDDT", "{1:.3f}, {0:.3f} untrained".format(*report["lddt_ca"])),
-        # Untrained, all residues are in one place, so all contacts are kept: DockQ is not 0.
-        ("DockQ", "{1:.3f}, {0:.3f} untrained (all in one place)".format(*report["dockq"])),
+        # Untrained, all residues are at one point, so all contacts are predicted: DockQ is not 0.
+        ("DockQ", "{1:.3f}, {0:.3f} untrained (all at one point)".format(*report["dockq"])),
         ("ipTM", "{1:.3f}, {0:.3f} untrained".format(*report["iptm"])),
         ("picture", report["picture"]),
         ("all in all", f"{report['seconds']:.0f} s"),
@@ -43,11 +43,11 @@ def rows(report: Report) -> Rows:
 def run_complexes(
     out: Path, *, complexes: int = 4, steps: int = 240, say: Say | None = None
 ) -> Report:
-    """Simulated complexes to a small AF2-multimer that learns one of them by heart.
+    """Simulated complexes to a small AF2-multimer that overfits one of them.
 
     Args:
-        out: folder for everything the demo makes; an earlier demo there is continued.
-        say: gets a line at the start of each stage; None shows nothing, no bars either.
+        out: output folder; an earlier demo in it is continued.
+        say: called with a line at the start of each stage; None shows no lines and no bars.
 
     Raises:
         EvofeedError: a stage failed, or the loss did not fall.
@@ -64,8 +64,8 @@ def run_complexes(
     raw = simulate(out / "raw", complexes, say, stoichiometries=_STOICHIOMETRIES, **_SIZES)
     featurize(raw, out / "dataset", say)
     tell(say, "assemblies: the complexes of the chains")
-    places = (str(raw), str(out / "dataset"))
-    left_out = add_complexes(*places, FeaturizeConfig(), quiet=say is None)["dropped"]
+    paths = (str(raw), str(out / "dataset"))
+    left_out = add_complexes(*paths, FeaturizeConfig(), quiet=say is None)["dropped"]
     with serving({"demo": str(out / "dataset")}) as url:
         address = f"{url}/v1/datasets/demo"
         tell(say, f"serve: {address}")
@@ -78,15 +78,15 @@ def run_complexes(
             chains=[record.assembly_id], crop_size=record.num_res,
         )  # fmt: skip
         tell(say, f"predict: {name}, before and after")
-        first, last = (predicted(record, out / "training", trained=t) for t in (False, True))
-        before, after = (compare_to_known(made, record) | made.scores for made in (first, last))
+        first, last = (predict(record, out / "training", trained=t) for t in (False, True))
+        before, after = (compare_to_known(p, record) | p.scores for p in (first, last))
         picture = draw_prediction(
             out / "complex.png", contacts=last.contacts, distogram=last.distogram, plddt=last.plddt,
             title=f"{name}: lDDT {after['lddt_ca']:.2f}, DockQ {after['dockq']:.2f}",
             warning=last.warning,
         )  # fmt: skip
         tell(say, f"draw: {picture}")
-    del training["data_wait_share"]  # of one complex, read once
+    del training["data_wait_share"]  # not meaningful: one complex, read once
     report = {
         "dataset": str(out / "dataset"),
         "snapshot": dataset.digest,
@@ -98,11 +98,11 @@ def run_complexes(
         "picture": str(picture),
         "seconds": time.perf_counter() - began,
     }
-    return keep(report, out / "report.json")
+    return write_report(report, out / "report.json")
 
 
 def largest_interface(dataset: Any) -> AssemblyRecord:
-    """The complex of most residues near another chain."""
+    """The complex with most residues near another chain."""
     table = dataset.assemblies.table.to_pydict()
     pairs = zip(table["num_interface"], table["assembly_id"], strict=True)
     record: AssemblyRecord = dataset.assemblies[max(pairs)[1]]

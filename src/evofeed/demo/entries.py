@@ -1,4 +1,4 @@
-"""`evofeed demo --all-atom`: made-up entries to batches of OpenFold3, Boltz and Protenix."""
+"""`evofeed demo --all-atom`: synthetic entries to batches of OpenFold3, Boltz and Protenix."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from evofeed.demo.path import Report, Rows, Say, tell
 
 
 def rows(report: Report) -> Rows:
-    """The report of the demo of entries."""
-    made = f"{report['entries']}, {report['nbytes'] / 1e3:,.0f} kB"
+    """Rows of the report of the demo of entries."""
+    size = f"{report['entries']}, {report['nbytes'] / 1e3:,.0f} kB"
     return [
-        ("entries", f"{made} in {report['prepare_seconds']:.1f} s"),
+        ("entries", f"{size} in {report['prepare_seconds']:.1f} s"),
         ("left out", f"{report['left_out']} things, each with its reason: {report['report']}"),
         *(
             (name, f"{count} batches in {report['seconds'][name]:.1f} s")
@@ -25,7 +25,7 @@ def rows(report: Report) -> Rows:
 
 
 def run_entries(out: Path, *, count: int = 6, epoch: int = 8, say: Say | None = None) -> Report:
-    """Write entries, prepare them, and go through an epoch of each project.
+    """Write entries, prepare them, and load an epoch of each project.
 
     Raises:
         JobError: nothing was published.
@@ -38,7 +38,7 @@ def run_entries(out: Path, *, count: int = 6, epoch: int = 8, say: Say | None = 
     from evofeed.synth import write_entries
 
     shutil.rmtree(out / "dataset", ignore_errors=True)
-    tell(say, "entries with ligands and nucleic acids, made up")
+    tell(say, "synthetic entries with ligands and nucleic acids")
     write_entries(out / "raw", count)
     tell(say, "records")
     source = EntriesInput(
@@ -48,9 +48,9 @@ def run_entries(out: Path, *, count: int = 6, epoch: int = 8, say: Say | None = 
         conformers=2,
     )
     options = JobOptions(executor="local")
-    done = prepare_entries(source, str(out / "dataset"), options=options)
-    if done.snapshot is None:
-        raise JobError(done.message, path=str(out / "dataset"))
+    job = prepare_entries(source, str(out / "dataset"), options=options)
+    if job.snapshot is None:
+        raise JobError(job.message, path=str(out / "dataset"))
     entries = Dataset.open(str(out / "dataset")).entries
     batches: dict[str, int] = {}
     seconds: dict[str, float] = {}
@@ -61,16 +61,16 @@ def run_entries(out: Path, *, count: int = 6, epoch: int = 8, say: Say | None = 
     }
     for name, view in views.items():
         tell(say, f"batches of {name}")
-        begun = time.perf_counter()
+        began = time.perf_counter()
         with FeatureLoader(entries, LoaderConfig(entries=view, epoch_len=epoch)) as loader:
             batches[name] = sum(1 for _ in loader)
-        seconds[name] = round(time.perf_counter() - begun, 2)
+        seconds[name] = round(time.perf_counter() - began, 2)
     return {
         "entries": len(entries),
-        "nbytes": done.num_bytes,
-        "prepare_seconds": done.seconds,
+        "nbytes": job.num_bytes,
+        "prepare_seconds": job.seconds,
         "batches": batches,
-        "seconds": seconds,  # of an epoch, start of the reader included
-        "left_out": sum(map(len, done.notes.values())),
-        "report": done.path,
+        "seconds": seconds,  # of an epoch, including the start of the reader
+        "left_out": sum(map(len, job.notes.values())),
+        "report": job.path,
     }

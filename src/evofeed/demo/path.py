@@ -1,4 +1,4 @@
-"""One run of the whole path, stage by stage, and what each stage measured."""
+"""One run of the demo of chains: its stages, and the report of their results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Say = Callable[[str], None]
 
 
 Report = dict[str, Any]
-"""What a demo did: JSON-ready values. Times in seconds, sizes in bytes."""
+"""Results of a demo: JSON-ready values. Times in seconds, sizes in bytes."""
 Rows = list[tuple[str, str]]
-"""Label and text of a report, in the order of the path."""
+"""Labels and texts of a report, in the order of the stages."""
 
 
-def keep(report: Report, path: Path) -> Report:
-    """Write a report down.
+def write_report(report: Report, path: Path) -> Report:
+    """Write a report to a file.
 
     Raises:
         EvofeedError: the loss did not fall.
@@ -35,14 +35,14 @@ def keep(report: Report, path: Path) -> Report:
     if not last < first:
         raise EvofeedError(
             f"the loss did not fall: {first:.3f} to {last:.3f} in {report['steps']} steps; the "
-            "report is kept",
+            "report is written",
             path=str(path),
         )
     return report
 
 
 def rows_of_training(report: Report) -> Rows:
-    """What was trained."""
+    """Rows of a report about training."""
     first, last = f"{report['loss_first']:.4g}", f"{report['loss_last']:.4g}"
     return [
         ("snapshot", report["snapshot"][:16]),
@@ -53,7 +53,7 @@ def rows_of_training(report: Report) -> Rows:
 
 
 def rows(report: Report) -> Rows:
-    """The report of the demo of chains."""
+    """Rows of the report of the demo of chains."""
     speed = f"{report['chains_per_second']:.1f} chains/s, the start of workers included"
     speed = speed if report["chains_per_second"] else "done by an earlier demo here"
     return [
@@ -76,12 +76,12 @@ def run_demo(
     steps: int = 120,
     say: Say | None = None,
 ) -> Report:
-    """Files to shards to service to training, below one folder.
+    """Files to shards to service to training, in one folder.
 
     Args:
-        out: folder for everything the demo makes; an earlier demo there is continued.
+        out: output folder; an earlier demo in it is continued.
         raw: raw files to start from; None simulates protein families.
-        say: gets a line at the start of each stage; None shows nothing, no bars either.
+        say: called with a line at the start of each stage; None shows no lines and no bars.
 
     Raises:
         EvofeedError: a stage failed, or the loss did not fall.
@@ -104,7 +104,7 @@ def run_demo(
         tell(say, f"draw: the alignment of {record.chain_id}, {coverage}")
         tell(say, f"train: {steps} steps of the tiny AlphaFold2")
         training = train_small("chains", dataset, out / "training", steps, say)
-        distogram = predicted(record, out / "training").distogram
+        distogram = predict(record, out / "training").distogram
         distances = draw_distogram(record, distogram, out / "distogram.png")
         tell(say, f"draw: its distances, predicted and true, {distances}")
     report = {
@@ -116,27 +116,27 @@ def run_demo(
         "raw_bytes": sum(p.stat().st_size for p in raw.rglob("*") if p.is_file()),
         "seconds": time.perf_counter() - began,
     }
-    return keep(report, out / "report.json")
+    return write_report(report, out / "report.json")
 
 
 def tell(say: Say | None, text: str) -> None:
-    """Announce a stage, if anybody listens."""
+    """Announce a stage with `say`, if it is given."""
     if say is not None:
         say(text)
 
 
-def simulate(folder: Path, number: int, say: Say | None, **kind: Any) -> Path:
-    """Synthetic families as raw files, once: chains, or complexes of some `stoichiometries`."""
+def simulate(folder: Path, number: int, say: Say | None, **settings: Any) -> Path:
+    """Raw files of synthetic families, written once: chains, or complexes with `settings`."""
     from evofeed.synth import write_synthetic
 
     marker = folder / ".complete"
-    wanted = f"{number} {kind}" if kind else str(number)
-    if not marker.exists() or marker.read_text() != wanted:
-        shutil.rmtree(folder, ignore_errors=True)  # ours: chains of another count would stay
-        what = "complexes" if kind else "chains"
-        tell(say, f"synth: {number} {what} of simulated protein families")
-        write_synthetic(folder, number, seed=0, **kind)
-        marker.write_text(wanted)
+    request = f"{number} {settings}" if settings else str(number)
+    if not marker.exists() or marker.read_text() != request:
+        shutil.rmtree(folder, ignore_errors=True)  # chains of another count would stay
+        units = "complexes" if settings else "chains"
+        tell(say, f"synth: {number} {units} of simulated protein families")
+        write_synthetic(folder, number, seed=0, **settings)
+        marker.write_text(request)
     return folder
 
 
@@ -163,9 +163,9 @@ def featurize(raw: Path, dataset: Path, say: Say | None) -> dict[str, Any]:
 def train_small(
     name: str, dataset: Any, out: Path, steps: int, say: Say | None, **loader: Any
 ) -> dict[str, Any]:
-    """Some steps of the run in a file beside this one, from scratch: losses, times, device.
+    """Train from scratch by `NAME.yaml` of this folder: losses, times and device.
 
-    `loader` has more of the loader's settings.
+    `loader` overrides settings of the loader.
     """
     from evofeed.trainer.report.run_report import make_report
     from evofeed.trainer.run.settings import load_config
@@ -175,14 +175,14 @@ def train_small(
     config = load_config(str(Path(__file__).with_name(f"{name}.yaml")))
     config = config.replace(steps=steps, loader={**config.loader, **loader})
     train(config, dataset, out=out, show=say is not None)
-    figures = make_report(out)
+    report = make_report(out)
     return {
-        "steps": figures["figures"]["iterations"],
-        "loss_first": figures["loss"]["first_tenth_mean"],
-        "loss_last": figures["loss"]["last_tenth_mean"],
-        "step_seconds": figures["figures"]["step_seconds"]["p50"],
-        "data_wait_share": figures["data_wait"]["share"],
-        "device": figures["run"]["device"],
+        "steps": report["figures"]["iterations"],
+        "loss_first": report["loss"]["first_tenth_mean"],
+        "loss_last": report["loss"]["last_tenth_mean"],
+        "step_seconds": report["figures"]["step_seconds"]["p50"],
+        "data_wait_share": report["data_wait"]["share"],
+        "device": report["run"]["device"],
     }
 
 
@@ -191,13 +191,13 @@ def deepest_chain(dataset: Any) -> ChainRecord:
     index = dataset.index.to_pydict()
     columns = (index[name] for name in ("num_alignments", "chain_id", "has_structure"))
     candidates = zip(*columns, strict=True)
-    _, chain_id = max((rows, name) for rows, name, known in candidates if known)
+    _, chain_id = max((rows, name) for rows, name, has_structure in candidates if has_structure)
     record: ChainRecord = dataset[chain_id]
     return record
 
 
-def predicted(record: Any, run: Path, *, trained: bool = True) -> Prediction:
-    """A whole chain or complex by the averaged weights of a run, or by those it began with."""
+def predict(record: Any, run: Path, *, trained: bool = True) -> Prediction:
+    """A full chain or complex predicted with the averaged weights of a run, or its initial ones."""
     from evofeed.trainer import AlphaFold
     from evofeed.trainer.predict.prediction import predict_structure, prediction_batch
     from evofeed.trainer.predict.weights import load_model, trained_sizes

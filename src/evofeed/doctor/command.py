@@ -1,4 +1,4 @@
-"""`evofeed doctor`: what this machine has, for a bug report or a first look, and what to do.
+"""`evofeed doctor`: a report of this machine's setup, for bug reports, with advice.
 
 Sources of its checks: NCCL's user guide (environment variables), `nvidia-smi --help-query-gpu`,
 CUDA's release notes (table of drivers).
@@ -32,13 +32,13 @@ _EXTRAS = {
     "s3": "obstore",
 }
 GPU_TESTED = {"torch": "2.11", "triton": "3.6"}
-"""Versions with which the GPU tests last passed, as `constraints-gpu.txt` pins them."""
+"""Versions with which the GPU tests last passed, as in `constraints-gpu.txt`."""
 _PROGRAMS = ("hhblits", "hhsearch", "mmseqs")
 Texts = Mapping[str, str]
-"""What a machine says of itself, by the names of `machine_texts`; what it lacks is absent."""
+"""Raw texts about a machine by the names of `machine_texts`; absent ones are unknown."""
 
 _DRIVERS = {11: 450, 12: 525, 13: 580}
-"""The oldest driver of each CUDA, by major number."""
+"""Oldest driver by major version of CUDA."""
 _HARMFUL = {
     "NCCL_P2P_DISABLE": ("1", "cards exchange through host memory"),
     "NCCL_SHM_DISABLE": ("1", "processes of one host exchange through the network"),
@@ -46,11 +46,11 @@ _HARMFUL = {
     "NCCL_NET_GDR_LEVEL": ("LOC|0", "no GPUDirect RDMA"),
     "NCCL_DEBUG": ("INFO|TRACE", "every communicator writes pages of log"),
     "NCCL_SOCKET_IFNAME": ("lo", "other hosts cannot be reached"),
-    "NCCL_NVLS_ENABLE": ("0", "NVSwitch does no sums"),
-    "CUDA_LAUNCH_BLOCKING": ("1", "every launch waits for its end, and nothing overlaps"),
+    "NCCL_NVLS_ENABLE": ("0", "NVSwitch does not reduce"),
+    "CUDA_LAUNCH_BLOCKING": ("1", "every kernel launch waits for its end, and nothing overlaps"),
     "TORCH_NCCL_BLOCKING_WAIT": ("1", "exchanges block the host"),
 }
-"""Variables that help to find a fault and are forgotten afterwards: value, and what it costs."""
+"""Variables for debugging that are often left set: pattern of the value, and its effect."""
 
 
 def doctor(as_json: Json = False) -> None:
@@ -60,36 +60,36 @@ def doctor(as_json: Json = False) -> None:
 
     Example: evofeed doctor --json > machine.json
     """
-    found = examine()
+    report = examine()
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(report, indent=1))
     else:
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(show_header=False, title=f"evofeed {found['evofeed']}")
+        table = Table(show_header=False, title=f"evofeed {report['evofeed']}")
         for name in ("python", "system", "cores"):
-            table.add_row(name, str(found[name]))
-        table.add_row("memory", f"{found['memory_gb']} GB")
-        table.add_row("free disk", f"{found['disk_free_gb']} GB")
-        table.add_row("open files", str(found["open_files"]))
-        table.add_row("NVIDIA driver", "yes" if found["nvidia_driver"] else "none")
-        table.add_row("GPUs", ", ".join(found["gpus"]) or found["gpu_trouble"] or "none")
-        for check in found["checks"]:
+            table.add_row(name, str(report[name]))
+        table.add_row("memory", f"{report['memory_gb']} GB")
+        table.add_row("free disk", f"{report['disk_free_gb']} GB")
+        table.add_row("open files", str(report["open_files"]))
+        table.add_row("NVIDIA driver", "yes" if report["nvidia_driver"] else "none")
+        table.add_row("GPUs", ", ".join(report["gpus"]) or report["gpu_trouble"] or "none")
+        for check in report["checks"]:
             table.add_row(check["name"], check["found"])
-        for extra, versions in found["packages"].items():
+        for extra, versions in report["packages"].items():
             absent = [name for name, version in versions.items() if version is None]
             hint = f"  missing {', '.join(absent)}: pip install 'evofeed[{extra}]'"
             have = " ".join(f"{n} {v}" for n, v in versions.items() if v is not None)
             table.add_row(extra, have + (hint if absent else ""))
         last = " ".join(f"{name} {version}" for name, version in GPU_TESTED.items())
         table.add_row("GPU tests passed with", last)
-        for name, path in found["programs"].items():
+        for name, path in report["programs"].items():
             table.add_row(name, path or "not on the PATH")
         Console(markup=False).print(table)
-        for line in found["advice"]:
+        for line in report["advice"]:
             print(f"- {line}")
-    if None in found["packages"]["base"].values():
+    if None in report["packages"]["base"].values():
         raise typer.Exit(1)
 
 
@@ -98,8 +98,8 @@ def examine() -> dict[str, Any]:
     from evofeed import __version__
 
     checks = check_list(machine_texts())
-    gpus, trouble = _gpus()
-    found: dict[str, Any] = {
+    gpus, error = _gpus()
+    report: dict[str, Any] = {
         "evofeed": __version__,
         "python": sys.version.split()[0],
         "system": platform.platform(),
@@ -110,7 +110,7 @@ def examine() -> dict[str, Any]:
         "gpu_tested": GPU_TESTED,
         "nvidia_driver": Path("/dev/nvidiactl").exists(),
         "gpus": gpus,
-        "gpu_trouble": trouble,
+        "gpu_trouble": error,
         "programs": {name: shutil.which(name) for name in _PROGRAMS},
         "packages": {
             extra: {name: _version(name) for name in names.split()}
@@ -118,57 +118,57 @@ def examine() -> dict[str, Any]:
         },
         "checks": [asdict(check) for check in checks],
     }
-    return found | {"advice": advice(found, checks)}
+    return report | {"advice": advice(report, checks)}
 
 
-def advice(found: Mapping[str, Any], checks: Sequence[Check] = ()) -> list[str]:
-    """What of a machine will be in the way, each with what to do about it.
+def advice(report: Mapping[str, Any], checks: Sequence[Check] = ()) -> list[str]:
+    """Problems of a machine, each with the remedy.
 
     Args:
-        checks: lines of the check-list; those with something to do are repeated.
+        checks: lines of the check-list; those with a remedy are repeated.
     """
-    said = []
-    train, gpus = found["packages"]["train"], found["gpus"]
-    if found["nvidia_driver"] and train["torch"] and not gpus:
-        said.append(
+    lines = []
+    train, gpus = report["packages"]["train"], report["gpus"]
+    if report["nvidia_driver"] and train["torch"] and not gpus:
+        lines.append(
             f"there is an NVIDIA driver, but torch {train['torch']} sees no GPU"
-            + (f" ({found['gpu_trouble']})" if found.get("gpu_trouble") else "")
-            + ": install a CUDA build of torch that this driver knows (pytorch.org), look at "
+            + (f" ({report['gpu_trouble']})" if report.get("gpu_trouble") else "")
+            + ": install a CUDA build of torch that this driver supports (pytorch.org), check "
             "CUDA_VISIBLE_DEVICES, and on machines with NVSwitch start nvidia-fabricmanager"
         )
-    others = [
+    untested = [
         f"{name} {train[name]}"
         for name, tested in GPU_TESTED.items()
         if train[name] and not train[name].startswith(f"{tested}.")
     ]
-    if gpus and others:
+    if gpus and untested:
         last = " and ".join(f"{name} {version}" for name, version in GPU_TESTED.items())
-        said.append(
-            f"{' and '.join(others)}: the GPU tests last passed with {last}; "
+        lines.append(
+            f"{' and '.join(untested)}: the GPU tests last passed with {last}; "
             f"pip install {' '.join(f'{name}=={v}.0' for name, v in GPU_TESTED.items())}"
         )
     if gpus and not train["triton"]:
-        said.append("there is a GPU but no triton, so no fused kernels: pip install triton")
+        lines.append("there is a GPU but no triton, so no fused kernels: pip install triton")
     if any(float(gpu.rsplit(" ", 1)[1]) < 8.0 for gpu in gpus):
-        said.append("a GPU below compute 8.0 has no bfloat16: train with `precision: fp16`")
-    if found["open_files"] < 4096:
-        said.append(f"{found['open_files']} open files are few for Ray: ulimit -n 65536")
-    if found["memory_gb"] < 8:
-        said.append("chains may take 8 GiB each by default: featurize with --memory and --workers")
-    return said + [f"{c.name}, {c.found}: {c.to_do}" for c in checks if c.to_do]
+        lines.append("a GPU below compute 8.0 has no bfloat16: train with `precision: fp16`")
+    if report["open_files"] < 4096:
+        lines.append(f"{report['open_files']} open files are few for Ray: ulimit -n 65536")
+    if report["memory_gb"] < 8:
+        lines.append("chains may take 8 GiB each by default: featurize with --memory and --workers")
+    return lines + [f"{c.name}, {c.found}: {c.to_do}" for c in checks if c.to_do]
 
 
 def machine_texts() -> dict[str, str]:
-    """What this machine says of itself, unread, by name; without what it lacks.
+    """Raw texts about this machine by name; absent if empty.
 
-    `drivers` is a line a card, of nvidia-smi; `shm` is size and free bytes of /dev/shm; `nccl`,
-    `cuda` and `torch_gpus` are what torch says; `environment` has NCCL's variables.
+    `drivers` has one line for each card, of nvidia-smi; `shm` is size and free bytes of /dev/shm;
+    `nccl`, `cuda` and `torch_gpus` are of torch; `environment` has NCCL's variables.
     """
-    found = {"drivers": _drivers()}
+    texts = {"drivers": _drivers()}
     if Path("/dev/shm").is_dir():
         use = shutil.disk_usage("/dev/shm")
-        found["shm"] = f"{use.total} {use.free}"
-    found["environment"] = "\n".join(
+        texts["shm"] = f"{use.total} {use.free}"
+    texts["environment"] = "\n".join(
         f"{name}={value}"
         for name, value in sorted(os.environ.items())
         if name.startswith(("NCCL_", "TORCH_NCCL_", "CUDA_LAUNCH", "CUDA_VISIBLE"))
@@ -176,15 +176,15 @@ def machine_texts() -> dict[str, str]:
     if _version("torch"):
         import torch
 
-        found |= {"cuda": torch.version.cuda or "", "torch_gpus": str(torch.cuda.device_count())}
+        texts |= {"cuda": torch.version.cuda or "", "torch_gpus": str(torch.cuda.device_count())}
         if torch.cuda.is_available():
             version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-            found["nccl"] = ".".join(map(str, version))
-    return {name: text for name, text in found.items() if text.strip()}
+            texts["nccl"] = ".".join(map(str, version))
+    return {name: text for name, text in texts.items() if text.strip()}
 
 
 def _drivers() -> str:
-    """What nvidia-smi says; nothing if it is not there."""
+    """Output of nvidia-smi; empty if it is missing or fails."""
     words = ["nvidia-smi", "--format=csv,noheader", "--query-gpu=driver_version"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=60)
@@ -194,7 +194,7 @@ def _drivers() -> str:
 
 
 def _memory() -> int:
-    """Bytes this process may use: the machine's, or less if its container is limited."""
+    """Bytes this process may use: the machine's, or the limit of its container."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else ""
@@ -209,7 +209,7 @@ def _version(name: str) -> str | None:
 
 
 def _gpus() -> tuple[list[str], str]:
-    """The cards that torch sees, and why it sees none, if it says so."""
+    """The cards that torch sees, and its error if it cannot use them."""
     if not _version("torch"):
         return [], ""
     import torch
@@ -226,7 +226,7 @@ def _gpus() -> tuple[list[str], str]:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, what was found, and what to do about it; nothing to do: all is well."""
+    """One line of the check-list: subject, value, and the remedy if there is a problem."""
 
     name: str
     found: str
@@ -240,17 +240,18 @@ def check_list(texts: Texts) -> list[Check]:
 
 def _shared_memory(texts: Texts) -> Iterator[Check]:
     if "shm" in texts:
-        size, left = (int(number) / 2**30 for number in texts["shm"].split())
+        size, free = (int(number) / 2**30 for number in texts["shm"].split())
         to_do = (
             "few for Ray, the loader and NCCL: start containers with --shm-size=8g, or "
             "`mount -o remount,size=8g /dev/shm`"
         )
-        said = f"{left:.1f} of {size:.1f} GiB free"
-        yield Check("shared memory", said, to_do if left < 1 else "")
+        yield Check(
+            "shared memory", f"{free:.1f} of {size:.1f} GiB free", to_do if free < 1 else ""
+        )
 
 
 def _driver(texts: Texts) -> Iterator[Check]:
-    """Whether the driver knows torch's CUDA, and torch the driver's cards."""
+    """Checks that the driver supports torch's CUDA, and that torch sees all cards."""
     versions = texts.get("drivers", "").splitlines()  # a line a card
     if not versions:
         return
@@ -259,18 +260,18 @@ def _driver(texts: Texts) -> Iterator[Check]:
     old = oldest is not None and int(version.partition(".")[0]) < oldest
     to_do = f"CUDA {cuda} needs driver {oldest} or newer: update it, or install torch of an older"
     yield Check("driver", f"{version}, torch of CUDA {cuda or 'none'}", f"{to_do} CUDA" * old)
-    seen = int(texts.get("torch_gpus", len(versions)))
-    if 0 < seen < len(versions) and "CUDA_VISIBLE_DEVICES" not in texts.get("environment", ""):
+    visible = int(texts.get("torch_gpus", len(versions)))
+    if 0 < visible < len(versions) and "CUDA_VISIBLE_DEVICES" not in texts.get("environment", ""):
         to_do = "the others are in use exclusively (`nvidia-smi -c 0`) or not in this container"
-        yield Check("cards in torch", f"{seen} of {len(versions)}", to_do)
+        yield Check("cards in torch", f"{visible} of {len(versions)}", to_do)
 
 
 def _variables(texts: Texts) -> Iterator[Check]:
-    """NCCL's version, and variables that somebody may have forgotten."""
+    """NCCL's version, and its variables that are set."""
     if "nccl" in texts:
         yield Check("NCCL", texts["nccl"])
     for line in texts.get("environment", "").splitlines():
         name, _, value = line.partition("=")
-        pattern, cost = _HARMFUL.get(name, ("", ""))
+        pattern, effect = _HARMFUL.get(name, ("", ""))
         harmful = bool(pattern and re.fullmatch(pattern, value, re.IGNORECASE))
-        yield Check(name, value, f"{cost}: unset it, unless you look for a fault" * harmful)
+        yield Check(name, value, f"{effect}: unset it, unless you are debugging" * harmful)

@@ -1,7 +1,7 @@
-"""One alignment as the all-atom views read it: letters, deletions, species, sources; no row lost;
-and templates of its query.
+"""One alignment for the all-atom views: letters, deletions, species and sources of all rows, and
+templates of its query.
 
-Views remove duplicates by different keys, so rows stand here as their files had them.
+Views remove duplicates by different keys, so all rows of the files are here.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ class Templates:
     date: tuple[str, ...]
     """When the entry was released, ISO."""
     restype: UInt8[np.ndarray, "T L"]
-    """Residue that faces each column, as `ChainRecord.template_aatype`: 21 where there is none."""
+    """Residue aligned to each column, as `ChainRecord.template_aatype`: 21 where there is none."""
     position: Float[np.ndarray, "T L 4 3"]
-    """N, CA, C and CB, of glycine CA; ångström, NaN for an atom that nobody saw."""
+    """N, CA, C and CB (CA of glycine); ångström, NaN for an atom that is not resolved."""
 
-    def until(self, date: str, most: int = 20) -> Templates:
-        """Of the first so many released by then those that have a residue."""
-        kept = np.flatnonzero(np.array(self.date, np.str_) <= date)[:most]
-        kept = kept[(self.restype[kept] != NO_RESIDUE).any(1)]
+    def until(self, date: str, limit: int = 20) -> Templates:
+        """The first `limit` templates released by a date, without those that have no residue."""
+        rows = np.flatnonzero(np.array(self.date, np.str_) <= date)[:limit]
+        rows = rows[(self.restype[rows] != NO_RESIDUE).any(1)]
         return Templates(
-            name=tuple(self.name[row] for row in kept),
-            date=tuple(self.date[row] for row in kept),
-            restype=self.restype[kept],
-            position=self.position[kept],
+            name=tuple(self.name[row] for row in rows),
+            date=tuple(self.date[row] for row in rows),
+            restype=self.restype[rows],
+            position=self.position[rows],
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateHits:
-    """Hits on the L columns of a query as Protenix draws templates of them: T hits, best first."""
+    """Hits on the L columns of a query, of which Protenix draws templates: T hits, best first."""
 
     name: tuple[str, ...]
     """`<pdb id>_<chain>`."""
     listed: tuple[str, ...]
-    """When the entry was released by Protenix's table of dates, ISO."""
+    """Release date of the entry in Protenix's table of dates, ISO."""
     date: tuple[str, ...]
-    """When it was by its own file."""
+    """Release date in the entry's file."""
     sequence: Integer[np.ndarray, " T"]
-    """Equal for hits of one sequence, of which the first counts; -1 for a hit that is out."""
+    """Equal for hits of one sequence, of which the first counts; -1 for an excluded hit."""
     restype: UInt8[np.ndarray, "T L"]
-    """Residue that faces each column, as `Templates.restype`; 21 all along: no template."""
+    """Residue aligned to each column, as `Templates.restype`; a row of 21 is no template."""
     seen: Bool[np.ndarray, "T L 37"]
-    """Which of the 37 atoms the template's residue has."""
+    """Mask of the 37 atoms that are resolved."""
     position: Float[np.ndarray, "A 3"]
-    """Those atoms, one hit after the other; ångström from the mean of the template's chain."""
+    """The resolved atoms of all hits; ångström from the mean of the template's chain."""
 
     def until(self, date: str) -> TemplateHits:
-        """The same with later hits out, and no template where the file alone says later."""
-        listed, late = (np.array(dates, np.str_) > date for dates in (self.listed, self.date))
+        """Excludes hits listed after a date, and removes templates whose file is later."""
+        listed_later, later = (np.array(d, np.str_) > date for d in (self.listed, self.date))
         return dataclasses.replace(
             self,
-            sequence=np.where(listed, -1, self.sequence),
-            restype=np.where(late[:, None], NO_RESIDUE, self.restype).astype(np.uint8),
+            sequence=np.where(listed_later, -1, self.sequence),
+            restype=np.where(later[:, None], NO_RESIDUE, self.restype).astype(np.uint8),
         )
 
     def atoms(self, hit: int) -> Float[np.ndarray, "L 37 3"]:
-        """Atoms that face the query; NaN where there is none."""
+        """Atoms of a hit on the query's columns; NaN where there is none."""
         start, stop = (int(self.seen[:row].sum()) for row in (hit, hit + 1))
         atoms = np.full((*self.seen.shape[1:], 3), np.nan, np.float32)
         atoms[self.seen[hit]] = self.position[start:stop]
@@ -83,10 +83,10 @@ class TemplateHits:
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """Alignments of one query, L columns. U distinct aligned rows, S rows as the files had them.
+    """Alignments of one query, L columns. U distinct aligned rows, S rows in the files.
 
-    Two rows are equal if their aligned letters are; of equal rows the deletions may differ, so
-    these belong to the S rows.
+    Rows are equal if their aligned letters are equal; their deletions may differ, so each of the S
+    rows has its own.
     """
 
     name: str
@@ -108,18 +108,18 @@ class Alignment:
     deletion_start: Integer[np.ndarray, " S+1"]
     """Offsets into the deletions of every row."""
     deletion_column: Integer[np.ndarray, " D"]
-    """Column to whose left letters were deleted."""
+    """Column after the deleted letters."""
     deletion_count: Integer[np.ndarray, " D"]
-    """How many letters, 1 or more."""
+    """Number of deleted letters, 1 or more."""
     templates: Templates | None = None
-    """OpenFold3's."""
+    """Templates of OpenFold3."""
     hits: TemplateHits | None = None
-    """Protenix's."""
+    """Template hits of Protenix."""
 
     def with_templates(
         self, templates: Templates | None, hits: TemplateHits | None = None
     ) -> Alignment:
-        """The same rows with other templates."""
+        """The alignment with other templates."""
         return dataclasses.replace(self, templates=templates, hits=hits)
 
     @property
@@ -134,7 +134,7 @@ class Alignment:
         return int(self.letters.shape[1])
 
     def rows_of(self, *sources: str) -> Integer[np.ndarray, " _"]:
-        """Rows of these sources, in the order asked for; absent sources are passed over."""
+        """Rows of these sources, in the order of the arguments; absent sources are skipped."""
         numbers = [self.sources.index(name) for name in sources if name in self.sources]
         runs = [np.flatnonzero(self.row_source == number) for number in numbers]
         return np.concatenate([np.zeros(0, np.int64), *runs])
@@ -147,8 +147,8 @@ class Alignment:
     def letter_counts(
         self, rows: Integer[np.ndarray, " n"], columns: Integer[np.ndarray, " m"]
     ) -> Integer[np.ndarray, "m 27"]:
-        """How often each letter stands in these columns of these rows."""
-        from evofeed.protein.letter_counts import count_letters  # numba: who serves needs none
+        """Number of each letter in these columns of these rows."""
+        from evofeed.protein.letter_counts import count_letters  # not at the top: needs numba
 
         counts: np.ndarray = count_letters(
             self.letters, self.row_letters[rows].astype(np.int64), np.asarray(columns, np.int64)
@@ -156,14 +156,12 @@ class Alignment:
         return counts
 
     def deletion_sums(self, rows: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " L"]:
-        """Deleted letters in every column over these rows, none of them twice."""
-        taken = np.zeros(len(self.row_letters), bool)
-        taken[rows] = True
-        there = np.repeat(taken, np.diff(self.deletion_start))
-        sums = np.bincount(
-            self.deletion_column[there], self.deletion_count[there], minlength=self.num_columns
-        )
-        return sums.astype(np.int64)
+        """Deleted letters in every column over these rows, which must differ."""
+        selected = np.zeros(len(self.row_letters), bool)
+        selected[rows] = True
+        mask = np.repeat(selected, np.diff(self.deletion_start))
+        columns, counts = self.deletion_column[mask], self.deletion_count[mask]
+        return np.bincount(columns, counts, minlength=self.num_columns).astype(np.int64)
 
 
 def letter_codes(text: Shaped[np.ndarray, "*_"]) -> UInt8[np.ndarray, "*_"]:

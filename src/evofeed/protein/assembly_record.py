@@ -1,7 +1,7 @@
-"""One complex of protein chains: what `featurize` makes of it and `store` keeps.
+"""One complex of protein chains, as `featurize` makes it and `store` stores it.
 
-An assembly holds no alignment of its own. Its chains are chain records, each distinct sequence
-once; beside them it has the rows by which they may be paired, and the coordinates of every copy.
+Its chains are chain records, each distinct sequence once, with their alignments. In addition it has
+the alignment rows to pair by species, and the coordinates of every copy.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from evofeed.protein.chain_record import ChainRecord
 
 
 def stoichiometry(copies: tuple[int, ...]) -> str:
-    """How often each distinct sequence is there, largest first: `A2B`, `A3`."""
+    """Number of copies of each distinct sequence, largest first: `A2B`, `A3`."""
     letters = (chr(ord("A") + n) if n < 26 else f"({n + 1})" for n in range(len(copies)))
     numbers = sorted(copies, reverse=True)
     return "".join(f"{a}{n if n > 1 else ''}" for a, n in zip(letters, numbers, strict=True))
 
 
 def chain_numbers(copies: Sequence[int]) -> np.ndarray:
-    """`i64[3, chains]`: numbers of every chain, its entity and its copy, from 1."""
+    """`i64[3, chains]`: numbers of each chain, its entity and its copy, from 1."""
     entity = np.repeat(np.arange(1, len(copies) + 1), copies)
     copy = np.concatenate([np.arange(1, number + 1) for number in copies])
     return np.stack([np.arange(1, len(entity) + 1), entity, copy])
@@ -32,20 +32,20 @@ def chain_numbers(copies: Sequence[int]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AssemblyRecord:
-    """A complex. Entities are its distinct sequences, in the order of first sight.
+    """A complex. Entities are its distinct sequences, in the order of the file.
 
     Attributes:
-        pairing: of each entity the alignment to pair by species: the record's rows and
-            `msa_species`, neither structure nor templates; None where there is none.
+        pairing: alignment of each entity to pair by species: the record's rows and
+            `msa_species`, without structure and templates; None where there is none.
         copies: author's ids of the chains of each entity, in the order of the file.
-        all_atom_positions: of all chains, entity by entity, `f32[L, 37, 3]`, ångström; None if
-            no structure is known.
-        all_atom_mask: which atoms are, `u8[L, 37]`.
+        all_atom_positions: of all chains, entity by entity, `f32[L, 37, 3]`, ångström; None
+            without a structure.
+        all_atom_mask: resolved atoms, `u8[L, 37]`.
         num_interface: residues with an atom within 10 ångström of another chain's.
         resolution: ångström, 0.0 if unknown.
         release_date: ISO, or empty.
         is_distillation: the structure is a prediction.
-        dropped: what was left out and why, in words.
+        dropped: parts left out, each with its reason.
     """
 
     assembly_id: str
@@ -63,7 +63,7 @@ class AssemblyRecord:
 
     @classmethod
     def of_chain(cls, chain: ChainRecord) -> AssemblyRecord:
-        """A chain alone: a complex of one."""
+        """A complex of one chain."""
         return cls(
             assembly_id=chain.chain_id,
             chains=(chain,),
@@ -75,7 +75,7 @@ class AssemblyRecord:
 
     @property
     def members(self) -> list[tuple[ChainRecord, str]]:
-        """Every chain, entity by entity, copies included: its record and its author's id."""
+        """Record and author's id of every chain, entity by entity, copies included."""
         pairs = zip(self.chains, self.copies, strict=True)
         return [(chain, name) for chain, names in pairs for name in names]
 
@@ -91,22 +91,22 @@ class AssemblyRecord:
 
     @property
     def aatype(self) -> np.ndarray:
-        """Of all chains, `u8[L]`."""
+        """Residue types of all chains, `u8[L]`."""
         return np.concatenate([chain.aatype for chain, _ in self.members])
 
     @property
     def stoichiometry(self) -> str:
-        """Such as `A2B`."""
+        """Copies of each sequence, such as `A2B`."""
         return stoichiometry(tuple(map(len, self.copies)))
 
     @property
     def chain_names(self) -> tuple[str, ...]:
-        """Author's ids, chain by chain; empty where mmCIF does not take one of them as it is."""
+        """Author's ids of all chains; empty if one of them would need quotes in mmCIF."""
         names = tuple(name for _, name in self.members)
         return names if all(re.fullmatch(r"[A-Za-z0-9]+", name) for name in names) else ()
 
     def asym_id(self) -> np.ndarray:
-        """Number of its chain for each residue, from 1, `i64[L]`."""
+        """Number of each residue's chain, from 1, `i64[L]`."""
         lengths = [chain.num_res for chain, _ in self.members]
         return np.repeat(np.arange(1, len(lengths) + 1), lengths)
 
@@ -114,7 +114,7 @@ class AssemblyRecord:
         """Check that the parts fit each other and return self.
 
         Raises:
-            FeatureError: they do not; names the part.
+            FeatureError: a part does not fit; names it.
         """
         if not self.chains or not len(self.chains) == len(self.pairing) == len(self.copies):
             raise FeatureError(
@@ -132,7 +132,7 @@ class AssemblyRecord:
                 )
         positions, mask = self.all_atom_positions, self.all_atom_mask
         if (positions is None) != (mask is None):
-            raise FeatureError("positions and mask must both be there", item=self.assembly_id)
+            raise FeatureError("positions and mask must come together", item=self.assembly_id)
         if positions is not None and mask is not None:
             shape = (self.num_res, 37)
             if positions.shape != (*shape, 3) or mask.shape != shape:

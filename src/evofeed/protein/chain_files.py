@@ -1,4 +1,4 @@
-"""Records of chains and complexes as files that other programs read: FASTA, a3m, mmCIF, npz."""
+"""Records of chains and complexes as files for other programs: FASTA, a3m, mmCIF, npz."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def to_fasta(record: ChainRecord) -> str:
 def to_a3m(record: ChainRecord) -> bytes:
     """The chain's alignment, its rows in the record's order.
 
-    A record keeps how many residues were inserted and not which: each is written as `x`.
-    The rows' own names are not kept either; a name tells row, source and species.
+    A record has the number of inserted residues but not their letters: each is written as `x`.
+    It has no names of rows: a name is made of row number, source and species.
     """
     rows = rows_with_insertions(
         MSA_LETTERS[record.msa], record.deletion_row, record.deletion_column, record.deletion_count
@@ -46,7 +46,7 @@ def to_cif(record: ChainRecord) -> str:
 
 
 def assembly_fasta(record: AssemblyRecord) -> str:
-    """The sequence of every chain, copies too, under their author's ids."""
+    """The sequence of every chain, copies included, under its author's id."""
     return "".join(
         fasta_text(f"{record.assembly_id}_{name}", chain.sequence, chain.description)
         for chain, name in record.members
@@ -61,7 +61,7 @@ def assembly_cif(record: AssemblyRecord) -> str:
 def assembly_structure(record: AssemblyRecord) -> Structure:
     """Every chain's atoms, residues numbered by the sequence, the B column 0.
 
-    Chains have their author's ids, or letters where those are none that mmCIF takes as they are.
+    Chains have their author's ids, or letters if an id would need quotes in mmCIF.
 
     Raises:
         ValueError: it has no structure.
@@ -84,7 +84,7 @@ def assembly_structure(record: AssemblyRecord) -> Structure:
 
 
 def to_npz(record: ChainRecord) -> bytes:
-    """Every field of the feature table's record, by its name, as a compressed `.npz`."""
+    """The arrays of `RECORD` by name, as a compressed `.npz`."""
     arrays = {feature.name: getattr(record, feature.name) for feature in RECORD}
     arrays = {name: np.asarray(value) for name, value in arrays.items() if value is not None}
     file = io.BytesIO()
@@ -103,7 +103,7 @@ def _row_name(record: ChainRecord, row: int) -> str:
 
 
 def with_insertions(row: bytes, insertions: Iterable[tuple[int, int]]) -> bytes:
-    """An aligned row with so many letters `x` before some columns, given in their order."""
+    """An aligned row with `x` inserted; `insertions` are column and count, in order of columns."""
     parts, last = [], 0
     for column, count in insertions:
         parts += [row[last:column], b"x" * count]
@@ -114,7 +114,7 @@ def with_insertions(row: bytes, insertions: Iterable[tuple[int, int]]) -> bytes:
 def rows_with_insertions(
     letters: np.ndarray, row: np.ndarray, column: np.ndarray, count: np.ndarray
 ) -> list[bytes]:
-    """Aligned rows `u8[N, L]` with their insertions, which come ordered by row, then column."""
+    """Aligned rows `u8[N, L]` with their insertions, which are ordered by row, then column."""
     bounds = np.searchsorted(row, np.arange(len(letters) + 1)).tolist()
     cells = list(zip(column.tolist(), count.tolist(), strict=True))
     return [

@@ -1,4 +1,4 @@
-"""Summaries of a chain for plots, as plain arrays: coverage, identity, distances, a trace."""
+"""Summaries of a chain for plots, as arrays: coverage, identity, pseudo-beta and CA atoms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evofeed.protein.residues import ATOM_ORDER, GAP, RESTYPES
 def msa_coverage(record: ChainRecord) -> tuple[np.ndarray, np.ndarray]:
     """Rows that cover each residue `i64[L]`, and each row's identity to the query `f64[N]`.
 
-    The identity counts the residues that a row covers, so a short hit may be identical.
+    The identity is over the residues that a row covers, so a short hit may be identical.
     """
     covered = record.msa != GAP
     same = (record.msa == record.msa[0]) & covered
@@ -28,10 +28,10 @@ def msa_cells(record: ChainRecord) -> np.ndarray:
 def pseudo_beta(
     aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """CB atoms, of glycine CA, `[L, 3]` of `[L, 37, 3]`, and `bool[L]` which are resolved."""
+    """CB atoms (CA of glycine), `[L, 3]` of `[L, 37, 3]`, and the mask of resolved ones."""
     atom = np.where(aatype == RESTYPES.index("G"), ATOM_ORDER["CA"], ATOM_ORDER["CB"])
-    at = np.arange(len(aatype))
-    return positions[at, atom], mask[at, atom] > 0
+    residue = np.arange(len(aatype))
+    return positions[residue, atom], mask[residue, atom] > 0
 
 
 def ca_trace(record: ChainRecord) -> np.ndarray:
@@ -39,30 +39,31 @@ def ca_trace(record: ChainRecord) -> np.ndarray:
     if record.all_atom_positions is None or record.all_atom_mask is None:
         return np.full([record.num_res, 3], np.nan)
     ca = ATOM_ORDER["CA"]
-    known = record.all_atom_mask[:, ca] > 0
-    return np.where(known[:, None], record.all_atom_positions[:, ca].astype(float), np.nan)
+    resolved = record.all_atom_mask[:, ca] > 0
+    return np.where(resolved[:, None], record.all_atom_positions[:, ca].astype(float), np.nan)
 
 
 def superposed(
     moving: np.ndarray, fixed: np.ndarray, carried: np.ndarray | None = None
 ) -> np.ndarray:
-    """`[n, 3]` points turned and moved onto others, pair by pair, without a mirror (Kabsch).
+    """`[n, 3]` points rotated and shifted onto others, pair by pair, without a mirror (Kabsch).
 
-    With `carried`, `[..., 3]`, these are moved in their place.
+    With `carried`, `[..., 3]`, these points are moved instead.
     """
-    turn, shift = superposition(moving, fixed)
-    moved: np.ndarray = (moving if carried is None else carried) @ turn + shift
+    rotation, shift = superposition(moving, fixed)
+    moved: np.ndarray = (moving if carried is None else carried) @ rotation + shift
     return moved
 
 
 def superposition(moving: np.ndarray, fixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`[3, 3]` and `[3]` that put points `[n, 3]` onto others: `moving @ turn + shift` (Kabsch)."""
+    """Rotation `[3, 3]` and shift `[3]` of points `[n, 3]` onto others (Kabsch):
+    `moving @ rotation + shift`."""
     moving, fixed = moving.astype(float), fixed.astype(float)
-    centre, goal = moving.mean(axis=0), fixed.mean(axis=0)
-    u, _, vt = np.linalg.svd((moving - centre).T @ (fixed - goal))
+    centre, target = moving.mean(axis=0), fixed.mean(axis=0)
+    u, _, vt = np.linalg.svd((moving - centre).T @ (fixed - target))
     mirror = np.diag([1.0, 1.0, np.sign(np.linalg.det(u @ vt)) or 1.0])
-    turn: np.ndarray = u @ mirror @ vt
-    return turn, goal - centre @ turn
+    rotation: np.ndarray = u @ mirror @ vt
+    return rotation, target - centre @ rotation
 
 
 def runs(flags: np.ndarray) -> list[tuple[int, int]]:
@@ -71,9 +72,8 @@ def runs(flags: np.ndarray) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
 
-def thinned(values: np.ndarray, most: int) -> np.ndarray:
-    """At most `most` of the values, evenly spread, the first and the last kept; 0: all."""
-    if not most or len(values) <= most:
+def thinned(values: np.ndarray, limit: int) -> np.ndarray:
+    """At most `limit` of the values, evenly spread, with the first and the last; 0: all."""
+    if not limit or len(values) <= limit:
         return values
-    at = np.linspace(0, len(values) - 1, most).round().astype(int)
-    return np.take(values, at)
+    return np.take(values, np.linspace(0, len(values) - 1, limit).round().astype(int))

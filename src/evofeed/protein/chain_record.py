@@ -1,4 +1,4 @@
-"""One chain's record: what `featurize` makes, `store` keeps and the loader reads."""
+"""The record of one chain, which `featurize` makes, `store` stores and the loader reads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from evofeed.protein.residues import GAP, UNKNOWN
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChainRecord:
-    """One protein chain, all of it: what `featurize` makes and `store` keeps.
+    """One protein chain with its alignment, templates and structure.
 
     Array fields are the rows of `RECORD` (shapes and dtypes there). A chain
     without a structure has `None` in the two structure arrays. `release_date`
-    is ISO or empty, `resolution` in ångström, 0.0 if unknown. `dropped` says in
-    words what was left out and why; `confidence` is a prediction's pLDDT of each residue,
-    to one decimal, -1 where it has none, and empty of all others; `inputs` maps each
-    file read to its sha256.
+    is ISO or empty, `resolution` in ångström, 0.0 if unknown. `dropped` lists parts left
+    out, with reasons; `confidence` is the pLDDT of each residue of a prediction, to one
+    decimal, -1 where it has none, and empty for other structures; `inputs` maps each input
+    file to its sha256.
     """
 
     chain_id: str
@@ -66,17 +66,17 @@ class ChainRecord:
         residue_index: np.ndarray,
         **more: Any,
     ) -> ChainRecord:
-        """A sequence with no alignment but itself and no templates; `more` are further fields."""
-        length, none = len(sequence), np.zeros(0, np.int32)
+        """A chain whose alignment is the query alone, without templates; `more` sets fields."""
+        length, empty = len(sequence), np.zeros(0, np.int32)
         return cls(
             chain_id=chain_id,
             sequence=sequence,
             aatype=aatype,
             residue_index=residue_index,
             msa=aatype[None],
-            deletion_row=none,
-            deletion_column=none,
-            deletion_count=none,
+            deletion_row=empty,
+            deletion_column=empty,
+            deletion_count=empty,
             msa_source=np.zeros(1, np.uint8),
             msa_sources=("query",),
             msa_species=("",),
@@ -137,13 +137,13 @@ class ChainRecord:
             _check(self, feature, value.dtype.name == feature.dtype, value.dtype.name)
             _check(self, feature, value.shape == feature.shape(sizes), value.shape)
         if (self.all_atom_positions is None) != (self.all_atom_mask is None):
-            raise FeatureError("positions and mask must both be there", item=self.chain_id)
+            raise FeatureError("positions and mask must come together", item=self.chain_id)
         if len(self.confidence) not in (0, self.num_res):
             raise FeatureError(
                 f"{len(self.confidence)} confidences of {self.num_res} residues", item=self.chain_id
             )
         if not self.num_alignments or self.msa.max(initial=0) > GAP or self.aatype.max() > UNKNOWN:
-            raise FeatureError("codes out of range, or no MSA row at all", item=self.chain_id)
+            raise FeatureError("codes out of range, or no MSA row", item=self.chain_id)
         return self
 
     def replace(self, **changes: Any) -> ChainRecord:
@@ -151,10 +151,10 @@ class ChainRecord:
         return dataclasses.replace(self, **changes)
 
 
-def _check(record: ChainRecord, feature: Feature, ok: bool, got: object) -> None:
-    if not ok:
+def _check(record: ChainRecord, feature: Feature, valid: bool, actual: object) -> None:
+    if not valid:
         raise FeatureError(
-            f"{feature.name} is {got}, but the feature table says "
+            f"{feature.name} is {actual}, but the feature table says "
             f"{feature.dtype}{list(feature.shape(record.sizes))}",
             item=record.chain_id,
         )

@@ -1,4 +1,4 @@
-"""The chemical components an entry is built of: their atoms, bonds and shapes."""
+"""Chemical components of entries: their atoms, bonds and coordinates."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Component:
 
     @property
     def kind(self) -> ChainType:
-        """What its residues are, by its type as Protenix reads it."""
+        """Chain type of its residues, by the component's type, as in Protenix."""
         text = self.type.upper()
         if "PEPTIDE" in text and text != "PEPTIDE-LIKE":
             return PROTEIN
@@ -75,7 +75,7 @@ class ComponentTable(dict[str, Component]):
     """Components by code.
 
     Raises:
-        ComponentMissing: asked for a code that is not in it.
+        ComponentMissing: a code that is not in it.
     """
 
     def __missing__(self, code: str) -> Component:

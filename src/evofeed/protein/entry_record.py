@@ -1,8 +1,8 @@
-"""One entry as its file says it: every chain, residue, atom, link and operator, nothing chosen.
+"""One entry as in its file: every chain, residue, atom, link and operator.
 
-The record knows no project. Sequences name the residues that nobody saw, alternate locations
-stand beside each other, waters and hydrogens are rows like others; a ruleset says what of it a
-project takes. `without_solvent` is what a dataset keeps.
+The record is the same for all projects. Sequences include unresolved residues; alternate
+locations, waters and hydrogens have rows like other atoms. A ruleset selects the part that a
+project uses; `solvent_rows` are left out of datasets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evofeed.base.shapes import Bool, Float, Integer, Shaped
 
 
 class ChainType(enum.IntEnum):
-    """What a chain is, as sections and views number it."""
+    """Type of a chain, numbered as in sections and views."""
 
     PROTEIN = 0
     DNA = 1
@@ -32,7 +32,7 @@ POLYMERS: Final = {
     "polydeoxyribonucleotide": DNA,
     "polyribonucleotide": RNA,
 }
-"""By `_entity_poly.type`, the polymers that projects have alignments or features for."""
+"""Chain type by `_entity_poly.type`, of polymers that projects have alignments or features for."""
 HYDROGENS: Final = ("H", "D")
 """Elements that no project trains on."""
 WATERS: Final = ("HOH", "DOD")
@@ -43,25 +43,25 @@ ALTLOC_NONE: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entity:
-    """What a chain is made of, from the tables of entities."""
+    """Sequence or component of chains, from the tables of entities."""
 
     name: str
     """`_entity.id`."""
     kind: str
     """`_entity.type` in lower case: polymer, non-polymer, branched, water."""
     polymer: str
-    """`_entity_poly.type`; empty for what is no polymer."""
+    """`_entity_poly.type`; empty if it is not a polymer."""
     monomers: tuple[str, ...]
     """Component of every residue of the polymer, the first of several at one number."""
     rivals: tuple[tuple[int, str], ...]
     """Further monomers of a number: (index from 0, component)."""
     sequence: str
-    """`pdbx_seq_one_letter_code_can` without line ends; empty for what is no polymer."""
+    """`pdbx_seq_one_letter_code_can` without line ends; empty if it is not a polymer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEnd:
-    """One end of a link, as the file writes it and where it was found."""
+    """One end of a link: its names in the file, and its residue."""
 
     asym: str
     seq: str
@@ -88,7 +88,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Something that was left out, with the reason."""
+    """A part of the entry that was left out, with the reason."""
 
     what: str
     """`chain`, `residue`, `atom`, `link`."""
@@ -99,7 +99,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssemblyCopies:
-    """A row of `_pdbx_struct_assembly_gen`: which chains, placed by which operators."""
+    """A row of `_pdbx_struct_assembly_gen`: chains, and operators that place them."""
 
     asyms: tuple[str, ...]
     operators: tuple[int, ...]
@@ -112,7 +112,7 @@ class EntryRecord:
 
     Chains, residues and atoms are those of the asymmetric unit, the first model, in the order of
     the file; a residue is a run of atoms with one name and number, so monomers that share a number
-    are residues of their own. Offsets have one element more than rows.
+    are separate residues. Offsets have one element more than rows.
     """
 
     entry: str
@@ -131,7 +131,7 @@ class EntryRecord:
     """`oligomeric_count` of the assembly, as text; empty if the file has no table of them."""
     entities: tuple[Entity, ...]
     copies: tuple[AssemblyCopies, ...]
-    """How chains make the assembly; empty if the file has no table of assemblies."""
+    """Chains and operators of the assembly; empty if the file has no table of assemblies."""
     operators: Float[np.ndarray, "K 3 4"]
     """Rotation and translation, float64, ångström."""
     component_types: dict[str, str]
@@ -153,7 +153,7 @@ class EntryRecord:
     residue_insertion: Shaped[np.ndarray, " R"]
     """Text: insertion code, empty if none."""
     residue_hetero: Bool[np.ndarray, " R"]
-    """Whether its first atom is HETATM."""
+    """True if its first atom is HETATM."""
     residue_atom: Integer[np.ndarray, " R+1"]
 
     atom_name: Shaped[np.ndarray, " A"]
@@ -172,7 +172,7 @@ class EntryRecord:
 
     links: tuple[Link, ...]
     dropped: tuple[Dropped, ...]
-    """What the reader itself left out: further models, atoms without a chain."""
+    """Parts that the reader left out: further models, atoms without a chain."""
 
     @property
     def num_chains(self) -> int:
@@ -186,7 +186,7 @@ class EntryRecord:
 
     @property
     def num_atoms(self) -> int:
-        """Atoms, every alternate location counted (A)."""
+        """Atoms, alternate locations included (A)."""
         return len(self.atom_name)
 
     def residue_chain(self) -> Integer[np.ndarray, " R"]:
@@ -207,31 +207,31 @@ class EntryRecord:
         return float("nan")
 
     def taking(self, rows: Bool[np.ndarray, " A"]) -> EntryRecord:
-        """The record with these atoms alone; residues and chains without an atom are gone."""
-        counts = np.add.reduceat(np.append(rows, False), self.residue_atom[:-1])
-        counts = np.where(np.diff(self.residue_atom) > 0, counts, 0)
-        keep = counts > 0
-        held = np.add.reduceat(np.append(keep, False), self.chain_residue[:-1])
-        moved = np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1)
-        chains = np.flatnonzero(held)
+        """The record with these atoms only, without residues and chains that have none."""
+        atom_counts = np.add.reduceat(np.append(rows, False), self.residue_atom[:-1])
+        atom_counts = np.where(np.diff(self.residue_atom) > 0, atom_counts, 0)
+        residues = atom_counts > 0
+        residue_counts = np.add.reduceat(np.append(residues, False), self.chain_residue[:-1])
+        new_row = np.append(np.where(residues, np.cumsum(residues) - 1, -1), -1)
+        chains = np.flatnonzero(residue_counts)
         links = []
         for link in self.links:
-            ends = [dataclasses.replace(end, residue=int(moved[end.residue])) for end in link.ends]
+            ends = [dataclasses.replace(e, residue=int(new_row[e.residue])) for e in link.ends]
             links.append(dataclasses.replace(link, ends=tuple(ends)))
         return dataclasses.replace(
             self,
             chain_label=tuple(self.chain_label[chain] for chain in chains),
             chain_author=tuple(self.chain_author[chain] for chain in chains),
             chain_entity=self.chain_entity[chains],
-            chain_residue=offsets(held[chains]),
-            **self._rows("residue_", keep) | {"residue_atom": offsets(counts[keep])},
+            chain_residue=offsets(residue_counts[chains]),
+            **self._rows("residue_", residues) | {"residue_atom": offsets(atom_counts[residues])},
             **self._rows("atom_", rows),
             links=tuple(links),
         )
 
     def _rows(self, table: str, rows: Bool[np.ndarray, " n"]) -> dict[str, Any]:
-        """These rows of the columns whose names begin so."""
-        columns = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        """Selected rows of the columns whose names begin with `table`."""
+        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
             name: column[rows]
             for name, column in columns.items()
@@ -240,14 +240,14 @@ class EntryRecord:
 
 
 def solvent_rows(record: EntryRecord) -> Bool[np.ndarray, " A"]:
-    """Atoms of waters, and hydrogens: what no ruleset takes."""
+    """Mask of the atoms of waters and of hydrogens, which no ruleset uses."""
     water = np.isin(record.residue_name, WATERS)[record.atom_residue()]
     rows: np.ndarray = water | np.isin(record.atom_element, HYDROGENS)
     return rows
 
 
 def offsets(counts: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n+1"]:
-    """Where rows begin, from how many there are, int64."""
+    """Start of each row's run and the end of the last, from their lengths, int64."""
     starts: np.ndarray = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
     return starts
 
@@ -255,7 +255,7 @@ def offsets(counts: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n+1"]:
 def run_starts(
     *columns: Shaped[np.ndarray, " n"], falling: Shaped[np.ndarray, " n"] | None = None
 ) -> Integer[np.ndarray, " s"]:
-    """Where any column changes, or `falling` falls; the first row is a start."""
+    """Rows at which any column changes or `falling` decreases, and the first row."""
     change = np.zeros(len(columns[0]), bool)
     change[:1] = True
     for column in columns:

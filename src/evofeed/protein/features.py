@@ -1,8 +1,8 @@
-"""The feature table: what a protein chain is made of, here and on the GPU.
+"""The feature table: the arrays of a chain record and of a batch.
 
 Features are data: the rows of `FEATURES.md`. Parsers fill those of `RECORD`, the store derives its
-columns from them, the loader sizes its batches by `BATCH`, tests walk over both. Names are
-AlphaFold2's and OpenFold's own.
+columns from them, the loader sizes its batches by `BATCH`, tests walk over both. Names are those
+of AlphaFold2 and OpenFold.
 
 Dimensions: `L` residues, `N` MSA rows, `K` non-zero deletions, `T` templates of
 the chain; `S` clustered MSA rows, `E` extra MSA rows, `Tm` templates in a batch.
@@ -39,14 +39,14 @@ class Feature:
     """One row of the table.
 
     Attributes:
-        name: AF2/OpenFold's name, or ours where they have none.
+        name: as in AF2 and OpenFold, if they have the feature.
         dims: axis names, outermost first; `()` is a scalar.
         dtype: numpy dtype name, or `str` for text.
-        unit: what a number means.
+        unit: of the values, or their meaning.
         stage: `chain` (stored, full length), `structure` or `template` (stored
             where known), `batch` (made by the loader, same in all recycles) or
             `recycle` (made for each recycle).
-        source: where it comes from.
+        source: parser or transform that makes it.
     """
 
     name: str
@@ -78,8 +78,8 @@ RECORD, BATCH, ASSEMBLY_BATCH = _read_tables()
 """`RECORD`: arrays of a chain record, as stored: full length, nothing padded.
 
 `BATCH`: tensors of one sample as the model gets them, without batch and recycling axes; padding
-is 0. `ASSEMBLY_BATCH`: as `BATCH`, for a complex (AlphaFold-Multimer); beside it `gt_features`
-holds the whole, uncropped truth, which a permutation of equal chains chooses from."""
+is 0. `ASSEMBLY_BATCH`: as `BATCH`, for a complex (AlphaFold-Multimer); a batch of complexes also
+has `gt_features`, the uncropped truth, from which a permutation of equal chains is chosen."""
 
 SUPERVISED: Final = tuple(
     """all_atom_positions all_atom_mask atom14_gt_exists atom14_gt_positions

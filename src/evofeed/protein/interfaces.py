@@ -10,7 +10,7 @@ from numba import njit
 from evofeed.base.shapes import Float, Int
 
 UNIT: Final = 1000
-"""Distances are compared in whole thousandths of an ångström, alike on every machine."""
+"""Distances are compared in integer thousandths of an ångström, equal on every machine."""
 
 
 def interface_residues(
@@ -26,24 +26,24 @@ def interface_residues(
     With `same_atom` only atoms of one name are compared: N with N, CA with CA.
     """
     fixed = np.rint(positions.astype(np.float64) * UNIT).astype(np.int64)
-    known = mask > 0
+    present = mask > 0
     near = _near_others(
         fixed,
-        known,
+        present,
         np.asarray(asym_id, np.int64),
-        *_spheres(fixed, known),
+        *_spheres(fixed, present),
         threshold * UNIT,
         same_atom,
     )
     return np.flatnonzero(near)
 
 
-def _spheres(fixed: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A sphere around the atoms of each residue: middle and radius, in thousandths."""
-    count = np.maximum(known.sum(-1), 1)
-    middle = np.where(known[..., None], fixed, 0).sum(1) / count[:, None]
-    offset = np.where(known[..., None], fixed - middle[:, None], 0.0)
-    return middle, np.sqrt((offset**2).sum(-1).max(-1)) + 1.0
+def _spheres(fixed: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A sphere around the atoms of each residue: centre and radius, in thousandths."""
+    count = np.maximum(present.sum(-1), 1)
+    centre = np.where(present[..., None], fixed, 0).sum(1) / count[:, None]
+    offset = np.where(present[..., None], fixed - centre[:, None], 0.0)
+    return centre, np.sqrt((offset**2).sum(-1).max(-1)) + 1.0
 
 
 def near_other_chains(
@@ -53,9 +53,9 @@ def near_other_chains(
     target_chain: np.ndarray,
     distance: float,
 ) -> np.ndarray:
-    """Which points are within `distance`, in ångström, of a target of another chain, `bool[P]`.
+    """Mask of points within `distance`, in ångström, of a target of another chain, `bool[P]`.
 
-    Compared in double precision; the distance itself is near.
+    Compared in double precision; `distance` is included.
     """
     near: np.ndarray = _near_targets(
         np.ascontiguousarray(points, np.float64),
@@ -70,7 +70,7 @@ def near_other_chains(
 @njit(cache=True, nogil=True)
 @no_type_check
 def _near_targets(points: Any, chain: Any, targets: Any, target_chain: Any, limit: Any) -> Any:
-    """Which points have a target of another chain whose squared distance is at most `limit`."""
+    """Mask of points that have a target of another chain at a squared distance up to `limit`."""
     near = np.zeros(len(points), np.bool_)
     for i in range(len(points)):
         for j in range(len(targets)):
@@ -89,9 +89,9 @@ def _near_targets(points: Any, chain: Any, targets: Any, target_chain: Any, limi
 @njit(cache=True, nogil=True)
 @no_type_check
 def _near_others(
-    fixed: Any, known: Any, asym_id: Any, middle: Any, radius: Any, threshold: Any, same_atom: Any
+    fixed: Any, present: Any, asym_id: Any, centre: Any, radius: Any, threshold: Any, same_atom: Any
 ) -> Any:
-    """Which residues have an atom within `threshold` of one of another chain, `bool[L]`."""
+    """Mask of residues with an atom within `threshold` of one of another chain, `bool[L]`."""
     count = len(fixed)
     near = np.zeros(count, np.bool_)
     limit = threshold * threshold
@@ -100,13 +100,13 @@ def _near_others(
             if asym_id[i] == asym_id[j] or (near[i] and near[j]):
                 continue
             reach = threshold + radius[i] + radius[j]
-            apart = 0.0
+            square = 0.0
             for x in range(3):
-                step = middle[i, x] - middle[j, x]
-                apart += step * step
-            if apart >= reach * reach:
+                step = centre[i, x] - centre[j, x]
+                square += step * step
+            if square >= reach * reach:
                 continue
-            if _touch(fixed[i], known[i], fixed[j], known[j], limit, same_atom):
+            if _in_contact(fixed[i], present[i], fixed[j], present[j], limit, same_atom):
                 near[i] = True
                 near[j] = True
     return near
@@ -114,16 +114,18 @@ def _near_others(
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _touch(one: Any, one_known: Any, two: Any, two_known: Any, limit: Any, same_atom: Any) -> Any:
-    """Whether two residues have atoms whose squared distance is below `limit`."""
+def _in_contact(
+    first: Any, first_mask: Any, second: Any, second_mask: Any, limit: Any, same_atom: Any
+) -> Any:
+    """True if two residues have atoms at a squared distance below `limit`."""
     for a in range(37):
-        if not one_known[a]:
+        if not first_mask[a]:
             continue
         for b in range(a if same_atom else 0, a + 1 if same_atom else 37):
-            if two_known[b]:
+            if second_mask[b]:
                 square = 0
                 for x in range(3):
-                    step = one[a, x] - two[b, x]
+                    step = first[a, x] - second[b, x]
                     square += step * step
                 if square < limit:
                     return True

@@ -1,4 +1,4 @@
-"""Reference molecules: what the atoms of a component look like when nobody measured them."""
+"""Reference molecules: atoms, bonds and conformers of chemical components."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ELEMENTS: Final = (
     "HO ER TM YB LU HF TA W RE OS IR PT AU HG TL PB BI PO AT RN FR RA AC TH PA U NP PU AM CM BK CF "
     "ES FM MD NO LR RF DB SG BH HS MT DS RG CN NH FL MC LV TS OG"
 ).split()
-"""By atomic number, from 1, in upper case."""
+"""Symbols in upper case, by atomic number from 1."""
 
 
 def element_numbers(elements: Shaped[np.ndarray, " A"]) -> UInt8[np.ndarray, " A"]:
@@ -29,7 +29,7 @@ def element_numbers(elements: Shaped[np.ndarray, " A"]) -> UInt8[np.ndarray, " A
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Molecule:
-    """One component, or a ligand of several as one molecule. a atoms, b bonds, K conformers,
+    """One component, or a ligand of several components. a atoms, b bonds, K conformers,
     P orders."""
 
     name: Shaped[np.ndarray, " a"]
@@ -40,17 +40,17 @@ class Molecule:
     position: Float[np.ndarray, "K a 3"]
     """Conformers, ångström; zeros where masked."""
     mask: Bool[np.ndarray, " a"]
-    """Whether the atom has coordinates."""
+    """True if the atom has coordinates."""
     bond: Integer[np.ndarray, "b 2"]
-    """Atoms that are bonded, in the order of the component's bonds."""
+    """Pairs of bonded atoms, in the order of the component's bonds."""
     orders: Integer[np.ndarray, "P a"]
-    """Orders of the atoms that leave the molecule the same, the identity among them."""
+    """Symmetries: permutations of the atoms that give the same molecule, with the identity."""
 
     def rows_of(self, title: str, names: Shaped[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
-        """`i32`: row of the atom of every name; a name that repeats is the next one of that name.
+        """Row of the atom of every name, `i32`; a repeated name is the next atom of that name.
 
         Raises:
-            MoleculeMissing: it has no such atom; names `title`.
+            MoleculeMissing: the molecule has no such atom; names `title`.
         """
         rows = {key: row for row, key in enumerate(numbered(self.name))}
         try:
@@ -58,24 +58,24 @@ class Molecule:
         except KeyError as error:
             raise MoleculeMissing(f"reference molecule {title} has no atom {error}") from None
 
-    def overlaid(self, known: Molecule) -> Molecule:
-        """The molecule with the conformer of `known`, which may lack some of its atoms.
+    def overlaid(self, other: Molecule) -> Molecule:
+        """The molecule with the conformer of `other`, which may lack some of its atoms.
 
-        Atoms that it lacks itself come last, and stay where they are in every order.
+        Atoms of `other` alone are appended, and every order leaves them in place.
         """
         rows = {key: row for row, key in enumerate(numbered(self.name))}
-        new = [row for row, key in enumerate(numbered(known.name)) if key not in rows]
-        place = np.array([rows.get(key, -1) for key in numbered(known.name)], np.int64)
-        place[new] = len(self.name) + np.arange(len(new))
-        position = np.concatenate([self.position[:1], known.position[:1, new]], axis=1)
-        mask = np.append(self.mask, known.mask[new])
-        position[:, place], mask[place] = known.position[:1], known.mask
-        tail = np.broadcast_to(place[new], (len(self.orders), len(new)))
+        new = [row for row, key in enumerate(numbered(other.name)) if key not in rows]
+        target = np.array([rows.get(key, -1) for key in numbered(other.name)], np.int64)
+        target[new] = len(self.name) + np.arange(len(new))
+        position = np.concatenate([self.position[:1], other.position[:1, new]], axis=1)
+        mask = np.append(self.mask, other.mask[new])
+        position[:, target], mask[target] = other.position[:1], other.mask
+        tail = np.broadcast_to(target[new], (len(self.orders), len(new)))
         return replace(
             self,
-            name=np.append(self.name, known.name[new]),
-            element=np.append(self.element, known.element[new]),
-            charge=np.append(self.charge, known.charge[new]),
+            name=np.append(self.name, other.name[new]),
+            element=np.append(self.element, other.element[new]),
+            charge=np.append(self.charge, other.charge[new]),
             position=position,
             mask=mask,
             orders=np.concatenate([self.orders, tail], axis=1),
@@ -83,13 +83,13 @@ class Molecule:
 
 
 def numbered(names: Shaped[np.ndarray, " a"]) -> list[tuple[str, int]]:
-    """Every name with how often it came before."""
-    seen: dict[str, int] = {}
-    out = []
+    """Every name with the number of its earlier occurrences."""
+    counts: dict[str, int] = {}
+    pairs = []
     for name in names.tolist():
-        out.append((name, seen.get(name, 0)))
-        seen[name] = seen.get(name, 0) + 1
-    return out
+        pairs.append((name, counts.get(name, 0)))
+        counts[name] = counts.get(name, 0) + 1
+    return pairs
 
 
 class MoleculeMissing(InputError):

@@ -1,4 +1,4 @@
-"""CB of each residue, CA of glycine: what distances between residues are measured from. Torch."""
+"""Pseudo-beta atoms (CB, CA of glycine), between which residue distances are measured, in torch."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def pseudo_beta(
 def pseudo_beta_mask(
     aatype: Integer[Tensor, "*L"], mask: Float[Tensor, "*L 37"]
 ) -> Float[Tensor, "*L"]:
-    """1 where that atom is known."""
+    """1 where that atom is resolved."""
     return torch.where(aatype == _GLYCINE, mask[..., _CA], mask[..., _CB])

@@ -42,7 +42,7 @@ RESIDUE_ATOMS: Final = _read_atoms()
 
 
 def _chi_atoms(name: str) -> list[list[str]]:
-    """Each chi is about the bond to the atom before, and ends at the first atom of its group."""
+    """Atoms of each chi, which rotates about its two middle atoms and ends at its group's first."""
     chis, last = [], ["N", "CA", "CB"]
     for chi in range(4):
         group = [atom for atom, (number, _) in RESIDUE_ATOMS[name].items() if number == 4 + chi]
@@ -71,15 +71,15 @@ def _default_frames() -> np.ndarray:
     """`f32[21, 8, 4, 4]`: each group's frame in its parent's, at zero torsion."""
     frames = np.zeros([21, 8, 4, 4])
     for i, name in enumerate(RESTYPE_3):
-        at = {atom: np.array(xyz) for atom, (_, xyz) in RESIDUE_ATOMS[name].items()}
+        xyz = {atom: np.array(position) for atom, (_, position) in RESIDUE_ATOMS[name].items()}
         frames[i, 0] = frames[i, 1] = np.eye(4)  # backbone; pre-omega has no atoms
-        frames[i, 2] = _frame(at["N"] - at["CA"], np.array([1.0, 0.0, 0.0]), at["N"])
-        frames[i, 3] = _frame(at["C"] - at["CA"], at["CA"] - at["N"], at["C"])
+        frames[i, 2] = _frame(xyz["N"] - xyz["CA"], np.array([1.0, 0.0, 0.0]), xyz["N"])
+        frames[i, 3] = _frame(xyz["C"] - xyz["CA"], xyz["CA"] - xyz["N"], xyz["C"])
         for k, (a, b, c, _) in enumerate(CHI_ATOMS[name]):
             if k == 0:
-                frames[i, 4] = _frame(at[c] - at[b], at[a] - at[b], at[c])
+                frames[i, 4] = _frame(xyz[c] - xyz[b], xyz[a] - xyz[b], xyz[c])
             else:  # in the previous chi frame the rotation axis starts at the origin
-                frames[i, 4 + k] = _frame(at[c], np.array([-1.0, 0.0, 0.0]), at[c])
+                frames[i, 4 + k] = _frame(xyz[c], np.array([-1.0, 0.0, 0.0]), xyz[c])
     return frames.astype(np.float32)
 
 
@@ -104,8 +104,8 @@ def _atom14_tables() -> dict[str, np.ndarray]:
             tables["positions"][i, slot] = xyz
             tables["from_atom37"][i, ATOM_ORDER[atom]] = slot
             tables["mask37"][i, ATOM_ORDER[atom]] = 1
-        for one, other in _AMBIGUOUS.get(name, {}).items():
-            a, b = slots.index(one), slots.index(other)
+        for atom, alternative in _AMBIGUOUS.get(name, {}).items():
+            a, b = slots.index(atom), slots.index(alternative)
             tables["swap"][i, [a, b]] = b, a
             tables["ambiguous"][i, [a, b]] = 1
     return tables
@@ -142,5 +142,5 @@ def _chi_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 CHI_ATOM37, CHI_MASK, CHI_PI_PERIODIC = _chi_tables()
-"""`i64[21, 4, 4]` atom37 indices of each chi's four atoms, `f32[21, 4]` which
-chis exist, `f32[21, 4]` which are unchanged by a half turn."""
+"""`i64[21, 4, 4]` atom37 indices of each chi's four atoms, `f32[21, 4]` mask of existing
+chis, `f32[21, 4]` mask of chis that a half turn does not change."""

@@ -1,8 +1,8 @@
 """Amino acids: their letters, atoms and codes, in the orders AlphaFold2 fixed.
 
 `RESTYPES` order is the order of `aatype` and of the stored `msa` (20 amino
-acids, then X=20, gap=21). HHblits order (alphabetical by letter) is what
-OpenFold's raw feature dict holds. Atom names and orders: AF2 SI 1.2.1, table 2.
+acids, then X=20, gap=21). OpenFold's raw feature dict has HHblits order
+(alphabetical by letter). Atom names and orders: AF2 SI 1.2.1, table 2.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ RESTYPES: Final = "ARNDCQEGHILKMFPSTWYV"
 """One-letter codes in AF2 order; index = `aatype`."""
 RESTYPE_NUM: Final = 20
 UNKNOWN: Final = 20
-"""`aatype` of X and of everything that is not one of the twenty."""
+"""`aatype` of X and of all other residues that are not one of the twenty."""
 GAP: Final = 21
 MASK: Final = 22
 """The [MASK] token of masked-MSA training; never stored."""
@@ -55,4 +55,4 @@ def _code_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 HHBLITS_TO_RESTYPE, RESTYPE_TO_HHBLITS, MSA_LETTER_TO_RESTYPE = _code_tables()
 """`u8[22]`, `u8[22]` between the two code orders, and `u8[256]` from an ASCII
-letter of an alignment to its `msa` code; 255 marks a byte that is no residue."""
+letter of an alignment to its `msa` code; 255 marks a byte that is not a residue."""

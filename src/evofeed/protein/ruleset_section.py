@@ -12,14 +12,14 @@ from evofeed.protein.entry_record import Dropped
 
 
 class EntryRefused(InputError):
-    """A project's rules have no answer for this entry: its own code fails or skips it."""
+    """An entry that a project's rules do not accept: the project's code fails or skips it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesetSection:
-    """An assembly in the eyes of one project: C chains, R residues, A atoms, B bonds.
+    """An assembly as one project cleans it: C chains, R residues, A atoms, B bonds.
 
-    Residues stand in the order of their chains, atoms in the order of their residues; offsets have
+    Residues are in the order of their chains, atoms in the order of their residues; offsets have
     one element more than rows.
     """
 
@@ -31,9 +31,9 @@ class RulesetSection:
     chain_operator: Integer[np.ndarray, " C"]
     """Operator of the record that places it; -1 for none."""
     chain_copy: Integer[np.ndarray, " C"]
-    """Which copy of its chain, or of its entity where the project counts so, from 0."""
+    """Number of the copy of its chain, or of its entity, as the project counts, from 0."""
     chain_number: Integer[np.ndarray, " C"]
-    """Number among all chains of the assembly, ascending; chains left out leave holes."""
+    """Number among all chains of the assembly, ascending; those of chains left out are missing."""
     chain_type: Integer[np.ndarray, " C"]
     """0 protein, 1 DNA, 2 RNA, 3 ligand."""
     chain_valid: Bool[np.ndarray, " C"]
@@ -56,7 +56,7 @@ class RulesetSection:
     """Text, upper case."""
     atom_charge: Integer[np.ndarray, " A"]
     atom_row: Integer[np.ndarray, " A"]
-    """Atom of the record whose coordinates it has; -1 if nobody saw it."""
+    """Atom of the record whose coordinates it has; -1 if it is not resolved."""
 
     bond_atom: Integer[np.ndarray, "B 2"]
     bond_type: Integer[np.ndarray, " B"]
@@ -64,7 +64,7 @@ class RulesetSection:
     interface: Integer[np.ndarray, "I 2"]
     """Chains in contact, the project's order."""
     dropped: tuple[Dropped, ...]
-    """What the project leaves out, with its reason."""
+    """Parts that the project leaves out, with its reasons."""
 
     def atom_chain(self) -> Integer[np.ndarray, " A"]:
         """Chain of every atom."""
@@ -77,7 +77,7 @@ class RulesetSection:
 
 
 def copies_of(entities: Integer[np.ndarray, " C"]) -> Integer[np.ndarray, " C"]:
-    """How many chains of the same entity stand before each, `i32`."""
+    """Number of earlier chains of the same entity, for each chain, `i32`."""
     earlier = np.tril(entities[:, None] == entities[None], -1)
     counts: np.ndarray = earlier.sum(axis=1, dtype=np.int32)
     return counts
@@ -94,16 +94,15 @@ def placed(
 
     Args:
         position: float64.
-        operator: row of `operators`; -1 leaves the atom where it is.
-        single: what is moved is float32, biotite's way; False is float64, gemmi's.
+        operator: row of `operators`; -1 does not move the atom.
+        single: moves float32 coordinates, as biotite does; False moves float64, as gemmi does.
     """
     start = position.astype(np.float32 if single else np.float64)
-    order = np.argsort(operator, kind="stable")  # atoms of an operator stand together
+    order = np.argsort(operator, kind="stable")  # groups the atoms of each operator
     bounds = np.searchsorted(operator[order], np.arange(len(operators) + 1)).tolist()
     moved = start.astype(np.float64)[order]
-    for (rotation, shift), low, high in zip(
-        ((one[:, :3], one[:, 3]) for one in operators), bounds[:-1], bounds[1:], strict=True
-    ):
+    for matrix, low, high in zip(operators, bounds[:-1], bounds[1:], strict=True):
+        rotation, shift = matrix[:, :3], matrix[:, 3]
         if low < high and not (np.array_equal(rotation, np.eye(3)) and not shift.any()):
             moved[low:high] = moved[low:high] @ rotation.T + shift
     out = np.empty(position.shape, np.float32)

@@ -16,15 +16,15 @@ class Structure:
     """Atoms of a chain, or of a complex.
 
     Attributes:
-        name: what it is called, usually the chain's id.
+        name: usually the chain's id.
         aatype: `[L]` restype 0 to 20.
         residue_index: `[L]` counted from 0; files count from 1.
         positions: `[L, 37, 3]`, ångström.
-        mask: `[L, 37]`, 1 where the atom is there.
-        confidence: `[L]`, what is in the B column, 0 to 100 for pLDDT.
-        chain: of a complex: number of each residue's chain, `[L]`, from 1, called A, B and so on.
+        mask: `[L, 37]`, 1 for atoms that are present.
+        confidence: `[L]`, the B column, 0 to 100 for pLDDT.
+        chain: of a complex: number of each residue's chain, `[L]`, from 1, named A, B and so on.
         entity: of a complex: number of each residue's sequence, `[L]`, from 1.
-        remark: a line about the whole, for the top of the file.
+        remark: a line for the top of the file.
         chain_names: of a complex: names of its chains, if they are not A, B and so on.
     """
 
@@ -39,11 +39,11 @@ class Structure:
     remark: str = ""
     chain_names: tuple[str, ...] = ()
 
-    def place(self, residue: int) -> tuple[str, int]:
-        """Name of a residue's chain, A where there is one, and number of its entity."""
+    def chain_and_entity(self, residue: int) -> tuple[str, int]:
+        """Name of a residue's chain, A for a single one, and number of its entity."""
         number = 0 if self.chain is None else int(self.chain[residue])
-        named = self.chain_names[number - 1] if self.chain_names and number else ""
-        name = named or chain_name(number or 1)
+        named = bool(self.chain_names and number)
+        name = self.chain_names[number - 1] if named else chain_name(number or 1)
         return name, 1 if self.entity is None else int(self.entity[residue])
 
     def atoms(self) -> Iterator[tuple[int, int, str, str, int, np.ndarray, float]]:
@@ -82,9 +82,9 @@ def to_pdb(structure: Structure) -> str:
     """
     lines = [f"REMARK   1 {structure.remark}".ljust(80)] if structure.remark else []
     last: tuple[str, str, int] | None = None
-    ends = 0  # serial numbers that ends of chains took
+    ends = 0  # serial numbers of TER lines so far
     for i, serial, atom, residue, number, xyz, confidence in structure.atoms():
-        name_of_chain, _ = structure.place(i)
+        name_of_chain, _ = structure.chain_and_entity(i)
         if last is not None and last[0] != name_of_chain:
             lines.append(_end(serial + ends, last))
             ends += 1
@@ -123,7 +123,7 @@ ATOM_ITEMS = (
     "label_entity_id label_seq_id pdbx_PDB_ins_code Cartn_x Cartn_y Cartn_z occupancy "
     "B_iso_or_equiv auth_seq_id auth_asym_id pdbx_PDB_model_num"
 )
-"""Items of `_atom_site` that are written."""
+"""Items of `_atom_site` in written files."""
 
 
 def to_mmcif(structure: Structure, *, head: Sequence[str] = ()) -> str:
@@ -135,18 +135,18 @@ def to_mmcif(structure: Structure, *, head: Sequence[str] = ()) -> str:
     lines += head
     rows = []
     for i, serial, atom, residue, number, (x, y, z), confidence in structure.atoms():
-        own, entity = structure.place(i)
+        chain, entity = structure.chain_and_entity(i)
         rows.append(
-            f"ATOM {serial} {atom[0]} {atom} . {residue} {own} {entity} {number} ? "
-            f"{x:.3f} {y:.3f} {z:.3f} 1.00 {confidence:.2f} {number} {own} 1"
+            f"ATOM {serial} {atom[0]} {atom} . {residue} {chain} {entity} {number} ? "
+            f"{x:.3f} {y:.3f} {z:.3f} 1.00 {confidence:.2f} {number} {chain} 1"
         )
     return "\n".join([*lines, *loop("_atom_site", ATOM_ITEMS, rows)]) + "\n"
 
 
 def to_model_cif(structure: Structure) -> str:
-    """The structure as ModelCIF: with sequences, and pLDDT of the whole and of every residue.
+    """The structure as ModelCIF: with sequences, and the mean pLDDT and that of every residue.
 
-    Readers of AlphaFold DB's files find `_ma_qa_metric_local` where those have it.
+    `_ma_qa_metric_local` is written as in AlphaFold DB's files.
 
     Source: ModelCIF dictionary (mmcif_ma.dic) 1.4.
     """
@@ -181,7 +181,7 @@ def to_model_cif(structure: Structure) -> str:
 
 
 def polymer_head(structure: Structure, date: str = "") -> list[str]:
-    """Lines of the categories that give sequences and chains, and when it was released."""
+    """Lines of the categories of sequences and chains, and of the release date if given."""
     residues = _residues(structure)
     chains = {name: entity for name, entity, *_ in residues}
     first = {entity: name for name, entity in reversed(chains.items())}
@@ -202,7 +202,7 @@ def polymer_head(structure: Structure, date: str = "") -> list[str]:
 def _residues(structure: Structure) -> list[tuple[str, int, str, int, float]]:
     """Chain, entity, component, number from 1 and confidence of every residue."""
     return [
-        (*structure.place(i), RESTYPE_3[code] if code < len(RESTYPE_3) else "UNK",
+        (*structure.chain_and_entity(i), RESTYPE_3[code] if code < len(RESTYPE_3) else "UNK",
          int(number) + 1, float(confidence))
         for i, (code, number, confidence) in enumerate(
             zip(structure.aatype, structure.residue_index, structure.confidence, strict=True)
@@ -211,36 +211,37 @@ def _residues(structure: Structure) -> list[tuple[str, int, str, int, float]]:
 
 
 def loop(category: str, names: str, rows: Sequence[str | tuple[object, ...]]) -> list[str]:
-    """Lines of a category: its items, and a row a line, of text as it is or of values."""
+    """Lines of a category: its items, and one line for each row, a text or values."""
     columns = [f"{category}.{name}" for name in names.split()]
     texts = (row if isinstance(row, str) else " ".join(map(str, row)) for row in rows)
     return ["loop_", *columns, *texts, "#"]
 
 
 def ca_of_mmcif(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The CA atoms of a predicted structure: a line an atom, as `to_mmcif` writes.
+    """The CA atoms of a predicted structure with one line for each atom, as `to_mmcif` writes.
 
     Returns:
         Chain and number of each, as `A 12`, positions `[n, 3]` in ångström, B column `[n]`.
 
     Raises:
-        ValueError: there is none, or a line is no atom.
+        ValueError: there is none, or a line is not an atom.
     """
     columns: dict[str, int] = {}
     names, rows = [], []
-    named = ("label_asym_id", "label_seq_id")
-    wanted = ("Cartn_x", "Cartn_y", "Cartn_z", "B_iso_or_equiv")
+    name_items = ("label_asym_id", "label_seq_id")
+    number_items = ("Cartn_x", "Cartn_y", "Cartn_z", "B_iso_or_equiv")
+    needed = {*name_items, *number_items, "label_atom_id"}
     for line in text.splitlines():
         if line.startswith("_atom_site."):
             columns[line.strip().removeprefix("_atom_site.")] = len(columns)
         elif line.startswith("ATOM "):
             cells = line.split()
-            if not {*wanted, *named, "label_atom_id"} <= set(columns) or len(cells) != len(columns):
-                raise ValueError(f"no atom: {line[:80]!r}")
+            if not needed <= set(columns) or len(cells) != len(columns):
+                raise ValueError(f"not an atom: {line[:80]!r}")
             if cells[columns["label_atom_id"]] == "CA":
-                names.append(" ".join(cells[columns[name]] for name in named))
-                rows.append([float(cells[columns[name]]) for name in wanted])
-    found = np.array(rows, float).reshape(-1, 4)
-    if not len(found) or not np.isfinite(found).all():
+                names.append(" ".join(cells[columns[item]] for item in name_items))
+                rows.append([float(cells[columns[item]]) for item in number_items])
+    values = np.array(rows, float).reshape(-1, 4)
+    if not len(values) or not np.isfinite(values).all():
         raise ValueError("no CA atom")
-    return names, found[:, :3], found[:, 3]
+    return names, values[:, :3], values[:, 3]

@@ -1,6 +1,6 @@
 """Pictures: matplotlib writes files (`files`); pages and notebooks have panels (`pages`).
 
-A panel is markup that a notebook shows as it is: a chart, a map, a structure or an alignment.
+A panel is markup that a notebook displays: a chart, a map, a structure or an alignment.
 `page_html` makes a page of several.
 """
 

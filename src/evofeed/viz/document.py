@@ -1,9 +1,9 @@
-"""Pages that need nothing from a network, and the scripts that draw what is on them.
+"""Pages that need no network, and the scripts that draw their panels.
 
-A part of a page is a `Panel`: markup that holds its data as JSON, without a script or a style of
-its own, so a strict policy holds. Scripts of ours draw panels that come near the window, by
-libraries of installed packages: plotly.js charts and maps, Mol* structures. A page has them inline
-(`page_html`) or as files beside it (`SCRIPTS`).
+A part of a page is a `Panel`: markup with its data as JSON, without inline scripts and styles, so
+a strict content security policy is possible. Evofeed's scripts draw a panel once it is near the
+window, with libraries of installed packages: plotly.js for charts and maps, Mol* for structures.
+A page has them inline (`page_html`) or as separate files (`SCRIPTS`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 from evofeed.base.errors import InputError
 
 SCRIPTS: Final = ("panels.js", "figures.js", "structure.js", "alignment.js")
-"""What a page with panels loads, in this order; `script` has their text."""
+"""Scripts of a page with panels, in order of loading; `script` has their text."""
 LATER: Final = ("plotly.min.js", "molviewspec.js", "molviewspec.css", "panels.css")
-"""What panels need besides; a library is read once a panel that needs it is near."""
+"""Libraries and styles of panels; a library is loaded when a panel that needs it is near."""
 _PACKAGES: Final = {
     "plotly.min.js": ("plotly", "package_data"),
     "molviewspec.js": ("ipymolstar", "static"),
@@ -44,12 +44,12 @@ _HEIGHT: Final = 620  # of a panel in a notebook, pixels
 
 
 class Panel(str):
-    """Markup of one part of a page; a notebook shows it."""
+    """Markup of one part of a page, which a notebook displays."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        """A page of its own in a frame, with the scripts that it needs."""
+        """The panel as a page in a frame, with the scripts that it needs."""
         page = escape(page_html("panel", f"<main>{self}</main>"))
         return (
             f'<iframe title="panel" sandbox="allow-scripts" srcdoc="{page}" '
@@ -61,22 +61,22 @@ def panel_html(kind: str, data: Mapping[str, Any], title: str, note: str = "") -
     """A panel that the script for `kind` (figure, structure, alignment) draws.
 
     Args:
-        data: what the script needs; arrays may be numpy's, and what is not finite is null.
+        data: of the script; arrays may be numpy's, and numbers that are not finite become null.
     """
-    drawn = json.dumps(_plain(data), separators=(",", ":"))
+    encoded = json.dumps(_plain(data), separators=(",", ":"))
     small = f" <small>{escape(note)}</small>" if note else ""
     return Panel(
         f'<figure class="{kind}"><figcaption>{escape(title)}{small}</figcaption>'
         f'<div class="plot" role="group" aria-label="{escape(title)}" '
-        f'data-{kind}="{escape(drawn)}"></div></figure>'
+        f'data-{kind}="{escape(encoded)}"></div></figure>'
     )
 
 
 def page_html(title: str, body: str) -> str:
-    """A whole page with all that its panels need; the browser itself keeps it from asking others.
+    """A complete page with the scripts of its panels; its policy forbids requests to a network.
 
     Args:
-        body: its markup; panels may stand in `<div class="panels">` side by side.
+        body: its markup; panels may be side by side in `<div class="panels">`.
     """
     needed = [name for mark, name in _NEEDED.items() if f"{mark}=" in body]
     libraries = [_LIBRARIES[name] for name in needed if name in _LIBRARIES]
@@ -87,8 +87,8 @@ def page_html(title: str, body: str) -> str:
         f'<script type="text/plain" data-name="{name}">{_inside(script(name))}</script>'
         for name in libraries
     ]
-    ours = ["panels.js", *needed] if needed else []
-    parts += [f"<script>\n{_inside(script(name))}</script>" for name in ours]
+    scripts = ["panels.js", *needed] if needed else []
+    parts += [f"<script>\n{_inside(script(name))}</script>" for name in scripts]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -99,7 +99,7 @@ def page_html(title: str, body: str) -> str:
 
 
 def table_html(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A table of text, all of it escaped; None is an empty cell, and a row begins with its name."""
+    """A table of escaped text; None is an empty cell, and the first cell of a row is its name."""
     cells = [("th", heads), *(("td", row) for row in rows)]
     lines = (
         (f"<th>{escape(str(first))}</th>" if first != "" else "<td></td>")  # no header without text
@@ -117,7 +117,7 @@ def script(name: str) -> str:
         InputError: the package that ships it is not installed.
     """
     package, folder = _PACKAGES.get(name, ("evofeed.viz", "."))
-    spec = find_spec(package)  # where it is, without its import
+    spec = find_spec(package)  # does not import it
     if spec is None or not spec.submodule_search_locations:
         raise InputError(f"pages need the package {package}; pip install {package}")
     path = Path(spec.submodule_search_locations[0]) / folder / name
@@ -126,25 +126,23 @@ def script(name: str) -> str:
             f"the installed {package} has no {name}; pip install -U {package}", path=str(path)
         )
     text = path.read_text("utf-8")
-    if name == "molviewspec.js":  # a module: as a plain script it works inline and from a file
+    if name == "molviewspec.js":  # a module, made a plain script, which also works inline
         code, _, exported = text.rpartition("export{")
         text = f"(()=>{{{code}globalThis.MolViewSpec={exported.partition(' as default')[0]}}})();"
     return text
 
 
 def _inside(text: str) -> str:
-    """A script as an element of a page may hold it."""
+    """A script escaped for an element of a page."""
     return text.replace("</script", "<\\/script")
 
 
 def _plain(value: Any) -> Any:
-    """JSON-ready: arrays as lists, numbers that are not finite as None."""
+    """A JSON-ready value: arrays as lists, numbers that are not finite as None."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
     if isinstance(value, Mapping):
         return {name: _plain(entry) for name, entry in value.items()}
-    if isinstance(value, np.ndarray | list | tuple | range):
-        return [
-            _plain(entry) for entry in (value.tolist() if isinstance(value, np.ndarray) else value)
-        ]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, list | tuple | range):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,6 @@
 """Picture files by matplotlib: of chains, complexes, predictions and snapshots.
 
-Residues are counted from 1, and a scale is the same in every picture: two can be compared.
+Residues are counted from 1. Scales are the same in all pictures, so these can be compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evofeed.viz.pages import FARTHEST, PLDDT_BANDS
 
 
 def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:
-    """Alignment rows sorted by identity to the query, and how many cover each column."""
+    """Alignment rows sorted by identity to the query, and the number that cover each column."""
     plt = _pyplot()
     covered, _ = msa_coverage(record)
     cells = msa_cells(record)
@@ -38,7 +38,7 @@ def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:
         extent=(first, last, 0, record.num_alignments),
     )
     residues = np.arange(1, record.num_res + 1)
-    label = "how many sequences cover the residue"
+    label = "number of sequences that cover the residue"
     axes.plot(residues, covered, color="black", linewidth=1.5, label=label)
     axes.set_title(f"{record.chain_id}: {record.num_alignments} sequences, white is a gap")
     axes.set_xlabel("residue")
@@ -49,7 +49,7 @@ def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:
 
 
 def draw_distogram(record: ChainRecord, distogram: np.ndarray, path: Path) -> Path:
-    """Predicted against true pseudo-beta distances, side by side.
+    """Predicted and true pseudo-beta distances, side by side.
 
     Args:
         record: a chain with a structure.
@@ -65,7 +65,7 @@ def draw_distogram(record: ChainRecord, distogram: np.ndarray, path: Path) -> Pa
     for axis, (values, title) in zip(axes, panels, strict=True):
         image = _distance_map(axis, values)
         axis.set_title(title)
-    figure.suptitle(f"{record.chain_id}: {_WHAT}")
+    figure.suptitle(f"{record.chain_id}: {_DISTANCES}")
     figure.colorbar(image, ax=list(axes), label=_SCALE)
     return _save(figure, path)
 
@@ -73,12 +73,12 @@ def draw_distogram(record: ChainRecord, distogram: np.ndarray, path: Path) -> Pa
 def expected_distances(distogram: np.ndarray) -> np.ndarray:
     """`f32[L, L]` mean distances in ångström of the distogram's probabilities `[L, L, 64]`.
 
-    The last bin has no upper edge; it counts as if it were as wide as the others.
+    The last bin has no upper edge; it counts as one of the same width as the others.
     """
     edges = np.linspace(2.3125, 21.6875, distogram.shape[-1] - 1)
     step = edges[1] - edges[0]
     centres = np.concatenate([edges - step / 2, [edges[-1] + step / 2]])
-    # Row by row: those of a long chain are in float16, and a machine does not hold them as float64.
+    # Row by row: a long chain's are float16, and as float64 they would not fit in memory.
     return np.stack([row @ centres for row in distogram]).astype(np.float32)
 
 
@@ -97,7 +97,7 @@ def draw_prediction(
         contacts: `[L, L]`, probability that two CB are within 8 Å.
         distogram: probabilities `[L, L, 64]`.
         plddt: `[L]`, 0 to 100.
-        warning: what is physically impossible about the structure, in red below the title.
+        warning: physical faults of the structure, in red at the bottom.
     """
     plt = _pyplot()
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
@@ -119,7 +119,7 @@ def draw_prediction(
 
 
 def draw_card(card: Mapping[str, Any], path: Path) -> Path:
-    """What a snapshot holds and what was left out of it."""
+    """Distributions of a snapshot's columns, and reasons of what was left out."""
     plt = _pyplot()
     figure, axes = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
     columns = card["columns"]
@@ -139,9 +139,11 @@ def draw_card(card: Mapping[str, Any], path: Path) -> Path:
     methods = columns.get("method", {}).get("values", {})
     counts = [{"reason": name, "count": count} for name, count in methods.items()]
     _left_out(axes[1, 1], counts, "method" if counts else "method: unknown")
-    for axis, what in ((axes[1, 2], "left_out"), (axes[1, 3], "notes")):
-        parts = "chains left out" if what == "left_out" else "parts of chains left out"
-        _left_out(axis, card[what], parts if card[what] else f"{parts}: none")
+    for axis, field, label in (
+        (axes[1, 2], "left_out", "chains left out"),
+        (axes[1, 3], "notes", "parts of chains left out"),
+    ):
+        _left_out(axis, card[field], label if card[field] else f"{label}: none")
     for axis in (axes[0, 0], axes[1, 0]):
         axis.set_ylabel("chains")
     figure.suptitle(f"{card['name']}: {counted(card['chains'], 'chain')}, {card['digest'][:12]}")
@@ -161,19 +163,19 @@ def _histogram(axis: Any, column: Mapping[str, Any], label: str) -> None:
 
 
 def _left_out(axis: Any, kinds: Sequence[Mapping[str, Any]], label: str) -> None:
-    """Bars in the order given; reasons beyond the sixth together."""
+    """Bars in the order of `kinds`; one bar for all reasons after the sixth."""
     counts = [(kind["reason"][:48], kind["count"]) for kind in kinds[:6]]
     if len(kinds) > 6:
         counts.append(("other reasons", sum(kind["count"] for kind in kinds[6:])))
     axis.set_xlabel(label)
     axis.set_yticks([])
     axis.barh(range(len(counts)), [count for _, count in counts], color="C1", alpha=0.5)
-    for place, (reason, count) in enumerate(counts):
-        axis.text(0, place, f" {count:,}: {reason}", va="center", fontsize="x-small", clip_on=True)
+    for y, (reason, count) in enumerate(counts):
+        axis.text(0, y, f" {count:,}: {reason}", va="center", fontsize="x-small", clip_on=True)
     axis.invert_yaxis()
 
 
-_WHAT = "distances between residues (CB, of glycine CA)"
+_DISTANCES = "distances between residues (CB, CA of glycine)"
 _SCALE = "Å; 22 and more in one colour, white is unresolved"
 
 

@@ -1,4 +1,4 @@
-"""Panels: charts and maps, drawn in the browser by plotly.js, structures by Mol*, alignments."""
+"""Panels of charts and maps (drawn by plotly.js), structures (by Mol*) and alignments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from evofeed.protein.structure_text import Structure, to_mmcif, to_model_cif
 from evofeed.viz.document import Panel, panel_html
 
 COLOURS: Final = ("#1f77b4", "#e07b00", "#2b8a3e", "#8a3ea8")
-"""Of the runs of a page, in order."""
+"""Colours of the runs of a page, in order."""
 PLDDT_BANDS: Final = ((0, "#ff7d45"), (50, "#ffdb13"), (70, "#65cbf3"), (90, "#0053d6"))
 """Lower edge and colour, as AlphaFold DB shows confidence."""
 FARTHEST: Final = 22.0
-"""Distances from here on have one colour, in every map (ångström)."""
+"""Distance from which on every map has one colour, ångström."""
 MOST_RESIDUES: Final = 512
-"""Of a map in a page: of a longer one evenly chosen residues are shown."""
+"""Residues of a map in a page; a longer one shows evenly spread residues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def figure_html(
     """A panel with a figure.
 
     Args:
-        data: plotly's traces; arrays may be numpy's, and what is not finite is a gap.
+        data: plotly's traces; arrays may be numpy's, and values that are not finite are gaps.
         layout: plotly's layout; `linked` names figures that are zoomed together.
     """
     return panel_html("figure", {"data": data, "layout": layout}, title, note)
@@ -57,21 +57,21 @@ def curves_html(
     high: float | None = None,
     across: str = "step",
 ) -> Panel:
-    """A panel with one line a curve and the last value of each in words; empty without a number."""
-    some = [
+    """A panel with one line for each curve, and its last value in words; empty without a number."""
+    finite = [
         (curve, [v for v in curve.values if v is not None and math.isfinite(v)]) for curve in curves
     ]
-    some = [(curve, values) for curve, values in some if values]
-    if not some:
+    finite = [(curve, values) for curve, values in finite if values]
+    if not finite:
         return Panel()
     data = [
         {"type": "scatter", "mode": "lines" if len(values) > 50 else "lines+markers",
          "name": curve.name, "x": list(curve.steps), "y": list(curve.values),
          "line": {"color": curve.colour, "width": 1.5}}
-        for curve, values in some
+        for curve, values in finite
     ]  # fmt: skip
     span = None if low is None and high is None else [low, high]
-    last = f"last {', '.join(f'{values[-1]:.4g}' for _, values in some)}"
+    last = f"last {', '.join(f'{values[-1]:.4g}' for _, values in finite)}"
     return figure_html(
         data, title, last if across == "step" else "",
         xaxis={"title": {"text": across}}, yaxis={"range": span},
@@ -79,7 +79,7 @@ def curves_html(
 
 
 def bars_html(title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "") -> Panel:
-    """A panel of horizontal bars: by name, the length of each series; empty without a length."""
+    """A panel of horizontal bars, one for each name and series; empty without a positive length."""
     series = list(dict.fromkeys(name for row in rows.values() for name in row))
     if not any(value > 0 for row in rows.values() for value in row.values()):
         return Panel()
@@ -94,7 +94,7 @@ def bars_html(title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "
 
 
 def histogram_html(title: str, edges: Sequence[float], counts: Sequence[int], unit: str) -> Panel:
-    """A panel with one bar a bin, all equally wide; `edges` are one more than `counts`."""
+    """A panel with one bar for each bin, all of one width; `edges` has one more than `counts`."""
     if not counts:
         return Panel()
     names = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
@@ -113,27 +113,26 @@ def map_html(
     residues: Sequence[int | str] | None = None,
     linked: str = "",
 ) -> Panel:
-    """A panel with a map of residue pairs, its values under the pointer.
+    """A panel with a map of residue pairs, which shows the value under the pointer.
 
     Args:
-        values: `[L, L]`, NaN where unknown; above `MOST_RESIDUES` evenly chosen ones are shown.
-        near_dark: whether low values are dark.
-        residues: number or name of each; without it they are counted from 1.
+        values: `[L, L]`, NaN where unknown; above `MOST_RESIDUES` evenly spread ones are shown.
+        near_dark: True if low values are dark.
+        residues: number or name of each; by default they are counted from 1.
         linked: maps of one page with this name are zoomed together.
     """
-    every = np.arange(len(values))
-    at = thinned(every, MOST_RESIDUES)
-    names = [residues[i] for i in at] if residues is not None else (at + 1).tolist()
-    cells = np.asarray(values, np.float32)[np.ix_(at, at)]
+    shown = thinned(np.arange(len(values)), MOST_RESIDUES)
+    names = [residues[i] for i in shown] if residues is not None else (shown + 1).tolist()
+    cells = np.asarray(values, np.float32)[np.ix_(shown, shown)]
     data = [
         {"type": "heatmap", "x": names, "y": names, "zmin": low, "zmax": high,
-         "z": {"dtype": "f4", "shape": f"{len(at)}, {len(at)}",
+         "z": {"dtype": "f4", "shape": f"{len(shown)}, {len(shown)}",
                "bdata": b64encode(cells.astype("<f4").tobytes()).decode()},
          "colorscale": "Viridis", "reversescale": near_dark, "hoverongaps": False,
          "hovertemplate": f"%{{y}}, %{{x}}: %{{z:.1f}} {unit}<extra></extra>",
          "colorbar": {"title": {"text": unit}, "thickness": 12}}
     ]  # fmt: skip
-    note = "" if len(at) == len(every) else f"{len(at)} of {len(every):,} residues"
+    note = "" if len(shown) == len(values) else f"{len(shown)} of {len(values):,} residues"
     axis = {"title": {"text": "residue"}, "constrain": "domain", "nticks": 10}
     return figure_html(
         data, title, note, linked=linked, height=440, xaxis=axis,
@@ -142,7 +141,7 @@ def map_html(
 
 
 def plddt_html(title: str, curves: Mapping[str, np.ndarray]) -> Panel:
-    """A panel with the pLDDT of every residue, from 1, a line a prediction."""
+    """A panel with the pLDDT of every residue, from 1, and one line for each prediction."""
     return curves_html(
         title,
         [
@@ -154,31 +153,31 @@ def plddt_html(title: str, curves: Mapping[str, np.ndarray]) -> Panel:
 
 
 def usual_top(values: np.ndarray) -> float:
-    """Upper end of an axis: the few steps far above the others do not set it."""
-    usual = 1.5 * float(np.quantile(values, 0.9))
-    return usual if 0 < usual < values.max() / 2 else 1.05 * float(values.max()) or 1.0
+    """Upper end of an axis, above the usual values even if a few outliers are higher."""
+    top = 1.5 * float(np.quantile(values, 0.9))
+    return top if 0 < top < values.max() / 2 else 1.05 * float(values.max()) or 1.0
 
 
-MOST_CELLS: Final = 4 << 20
-"""Of an alignment that a page holds itself, 1 byte each; of a larger one it has the first rows."""
+MAX_CELLS: Final = 4 << 20
+"""Cells of an alignment inside a page, 1 byte each; a larger one shows its first rows."""
 
 
 def alignment_html(record: ChainRecord, title: str = "alignment", url: str = "") -> Panel:
     """A panel with the rows of an alignment, the query on top, residues counted from 1.
 
     Args:
-        url: address of the rows, a letter a cell and `-` in gaps, which is read in ranges as they
-            come into view; without it the page holds the rows.
+        url: address of the rows, one letter for each cell and `-` for gaps, which is read in ranges
+            as they come into view; without it the rows are in the page.
     """
     covered = (record.msa != GAP).sum(0)
     rows = record.num_alignments
     data = {"columns": record.num_res, "covered": covered}
     if url:
         return panel_html("alignment", data | {"rows": rows, "url": url}, title, f"{rows:,} rows")
-    held = max(1, min(rows, MOST_CELLS // record.num_res))
-    note = f"{rows:,} rows" if held == rows else f"the first {held:,} of {rows:,} rows"
-    letters = b64encode(MSA_LETTERS[record.msa[:held]].tobytes()).decode()
-    return panel_html("alignment", data | {"rows": held, "letters": letters}, title, note)
+    shown = max(1, min(rows, MAX_CELLS // record.num_res))
+    note = f"{rows:,} rows" if shown == rows else f"the first {shown:,} of {rows:,} rows"
+    letters = b64encode(MSA_LETTERS[record.msa[:shown]].tobytes()).decode()
+    return panel_html("alignment", data | {"rows": shown, "letters": letters}, title, note)
 
 
 TRUE_COLOUR = "#9aa5b3"
@@ -189,11 +188,11 @@ class Model:
     """One structure of a panel.
 
     Attributes:
-        cif: mmCIF text, ModelCIF where it has pLDDT.
-        url: or the address it is read from, of the page's own host.
-        plddt: whether it can be coloured by pLDDT.
-        colour: where several are told apart.
-        placed: a rotation `[3, 3]`, row by row, that is multiplied from the right, and a shift.
+        cif: mmCIF text, ModelCIF if it has pLDDT.
+        url: instead of `cif`, its address on the page's host.
+        plddt: True if it can be coloured by pLDDT.
+        colour: to distinguish several structures.
+        placed: rotation `[3, 3]`, row by row, multiplied from the right, and shift.
     """
 
     name: str
@@ -205,7 +204,7 @@ class Model:
 
 
 def structure_html(models: Sequence[Model], title: str, note: str = "") -> Panel:
-    """A panel with structures in one frame, to be turned, restyled, coloured and hidden."""
+    """A panel with structures in one frame, which can be rotated, restyled, coloured and hidden."""
     if not models:
         return Panel()
     shown = [
@@ -217,6 +216,6 @@ def structure_html(models: Sequence[Model], title: str, note: str = "") -> Panel
 
 
 def model_of(structure: Structure, name: str, *, plddt: bool, colour: str = COLOURS[0]) -> Model:
-    """A structure as part of a panel; `plddt`: its confidence is one."""
+    """A structure of a panel; `plddt`: its confidence is pLDDT."""
     text = to_model_cif(structure) if plddt else to_mmcif(structure)
     return Model(name=name, cif=text, plddt=plddt, colour=colour)

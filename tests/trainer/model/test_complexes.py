@@ -90,7 +90,7 @@ def test_a_complex_is_written_with_its_chains_entities_and_scores() -> None:
     local, structure = _local_plddt(block), found.structure  # as our own reader asks for it
     assert len(local) == len(found.plddt)
     for row, value in enumerate(found.plddt):
-        key = structure.place(row)[0], int(structure.residue_index[row]) + 1
+        key = structure.chain_and_entity(row)[0], int(structure.residue_index[row]) + 1
         assert local[key] == pytest.approx(value, abs=0.006)
     (whole,) = block.find_values("_ma_qa_metric_global.metric_value")
     assert float(whole) == pytest.approx(found.plddt.mean(), abs=0.006)
