@@ -75,14 +75,8 @@ def _read(name: str, ptm: bool = False) -> Preset:
     values: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())[name]
     base_name, batches = values.pop("preset", ""), values.pop("batches", "")
     base = _read(base_name) if base_name else Preset()
-    loader = LoaderConfig.preset(batches) if batches else base.loader
-    preset = Preset(
-        model=replaced(base.model, values.pop("model", {})),
-        loss=replaced(base.loss, values.pop("loss", {})),
-        loader=replaced(loader, values.pop("loader", {})),
-        train=replaced(base.train, values | {"preset": name}),
-    )
-    if not ptm:
-        return preset
-    model, loss = replace(preset.model, tm_bins=64), replace(preset.loss, tm=0.1)
-    return replace(preset, model=model, loss=loss)
+    if batches:
+        base = replace(base, loader=LoaderConfig.preset(batches))
+    parts = {part: values.pop(part, {}) for part in ("model", "loss", "loader")}
+    preset = replaced(base, parts | {"train": values | {"preset": name}})
+    return replaced(preset, {"model": {"tm_bins": 64}, "loss": {"tm": 0.1}}) if ptm else preset

@@ -1,4 +1,4 @@
-"""What the tests of training runs share."""
+"""Fixtures and configurations shared by the tests of training runs."""
 
 from __future__ import annotations
 

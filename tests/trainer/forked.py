@@ -56,7 +56,7 @@ def run_ranks(ranks: int, target: Callable[..., Any], *arguments: Any, folder: P
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that no process listens on now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -70,7 +70,7 @@ def _begin(
     for stream in (1, 2):
         os.dup2(to, stream)
     os.environ |= environment
-    gc.freeze()  # what is loaded is no garbage
+    gc.freeze()  # loaded objects are not garbage
     try:
         target(*arguments)
     finally:

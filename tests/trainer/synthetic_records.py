@@ -91,9 +91,9 @@ def _stored(positions: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def _msa(aatype: np.ndarray, num_rows: int, rng: np.random.Generator) -> np.ndarray:
     """The query, then rows that keep 30 to 90 % of it, with gaps."""
     rows = np.broadcast_to(aatype, (num_rows, len(aatype))).copy()
-    kept = rng.uniform(0.3, 0.9, (num_rows, 1))
-    kept[0] = 1.0
-    other = rng.random(rows.shape) >= kept
+    identity = rng.uniform(0.3, 0.9, (num_rows, 1))
+    identity[0] = 1.0
+    other = rng.random(rows.shape) >= identity
     rows[other] = rng.integers(0, 20, other.sum())
     gaps = rng.random(rows.shape) < 0.1
     gaps[0] = False

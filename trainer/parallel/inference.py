@@ -15,11 +15,7 @@ import torch
 from torch import Tensor
 
 from evofeed.trainer.model.alphafold import AlphaFold, Recycled, features_of_cycle
-from evofeed.trainer.model.heads import (
-    AuxiliaryHeads,
-    compute_predicted_aligned_error,
-    expected_tm,
-)
+from evofeed.trainer.model.heads import AuxiliaryHeads, compute_predicted_aligned_error, expected_tm
 from evofeed.trainer.model.primitives import at_least_float32
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered

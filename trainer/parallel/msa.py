@@ -19,12 +19,7 @@ from evofeed.kernels.parts import (
 )
 from evofeed.trainer.model.primitives import full_precision
 from evofeed.trainer.parallel.axis import Axis
-from evofeed.trainer.parallel.collectives import (
-    Others,
-    exchange,
-    gather,
-    gathered,
-)
+from evofeed.trainer.parallel.collectives import Others, exchange, gather, gathered
 from evofeed.trainer.parallel.pairs import (
     dropout_add,
     full_drop_mask,
@@ -88,9 +83,7 @@ def _attend_rows(
     return new, z
 
 
-def _plain_rows(
-    module: Any, m: Tensor, bias: Tensor, mask: Tensor, drop: Tensor | None
-) -> Tensor:  # fmt: skip
+def _plain_rows(module: Any, m: Tensor, bias: Tensor, mask: Tensor, drop: Tensor | None) -> Tensor:
     """Rows of m plus their attention, in chunks if there is no gradient."""
     s, N = m.shape[-3:-1]
     chunk_size = rows_per_chunk(N * logits_of(module.mha, m, N) * m.shape[:-3].numel(), m.device)

@@ -23,16 +23,10 @@ from evofeed.trainer.model.primitives import mask_bias
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import Others, exchange, gather
 from evofeed.trainer.parallel.rows import chunks, rows_per_chunk
-from evofeed.trainer.parallel.triangle_product import (
-    ChannelProduct,
-    PrecomputedProduct,
-    product_of,
-)
+from evofeed.trainer.parallel.triangle_product import ChannelProduct, PrecomputedProduct, product_of
 
 
-def pair_block(
-    block: Any, z: Tensor, mask: Tensor, mask_trans: bool, axis: Axis
-) -> Tensor:  # fmt: skip
+def pair_block(block: Any, z: Tensor, mask: Tensor, mask_trans: bool, axis: Axis) -> Tensor:
     """`PairStack` on rows `[*, n, N, C]`, or `TemplatePairStackBlock` on those of all templates.
 
     The mask is that of all rows, the same for all templates.
@@ -103,9 +97,7 @@ def plain_attention(
     return update if drop is None else update * drop[..., None, :, :]
 
 
-def _attend_end(
-    module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
-) -> Tensor:  # fmt: skip
+def _attend_end(module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis) -> Tensor:
     """Rows of z plus its attention around the ending node, which works on columns."""
     N = mask.shape[-1]
     z = exchange(z, axis, split=-2, join=-3, length=N)  # [*, N, n, C]
@@ -175,9 +167,7 @@ def _attend_in_chunks(module: Any, z: Tensor, mask: Tensor, axis: Axis) -> Tenso
     return result
 
 
-def _multiply(
-    module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
-) -> Tensor:  # fmt: skip
+def _multiply(module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis) -> Tensor:
     """z plus its triangle multiplication, on rows; the product works on channels."""
     N = mask.shape[-1]
     mask = axis.part(mask, -2)

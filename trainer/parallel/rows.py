@@ -90,9 +90,7 @@ def chunk_structure_module(module: StructureModule, axis: Axis) -> None:
     """
     norm, ipa = module.layer_norm_z, module.ipa
 
-    def structure(
-        single: Tensor, pair: Tensor, aatype: Tensor, mask: Tensor
-    ) -> dict[str, Tensor]:  # fmt: skip
+    def structure(single: Tensor, pair: Tensor, aatype: Tensor, mask: Tensor) -> dict[str, Tensor]:
         if _chunk_size(ipa, pair) is None:
             return type(module).forward(module, single, pair, aatype, mask)
         with full_precision(single):

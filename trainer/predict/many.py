@@ -203,13 +203,9 @@ def write_prediction(
     write_atomic(structure, prediction.text(structure.suffix.lstrip(".")))
     if prediction.pae is not None:
         files["predicted_aligned_error"] = f"{stem.name}_predicted_aligned_error.json"
-        content = [
-            {
-                "predicted_aligned_error": prediction.pae.round().astype(int).tolist(),
-                "max_predicted_aligned_error": MAX_PAE,
-            }
-        ]
-        write_atomic(stem.with_name(files["predicted_aligned_error"]), json.dumps(content))
+        pae = {"predicted_aligned_error": prediction.pae.round().astype(int).tolist()}
+        content = json.dumps([pae | {"max_predicted_aligned_error": MAX_PAE}])
+        write_atomic(stem.with_name(files["predicted_aligned_error"]), content)
     if distogram:
         files["distogram"] = f"{stem.name}_distogram.npz"
         bins = prediction.distogram.shape[-1]
@@ -232,9 +228,8 @@ def write_prediction(
     }
     arrays: dict[str, Any] = {"plddt": _rounded(prediction.plddt)}
     if prediction.pae is not None:
-        arrays |= {
-            "max_pae": round(float(prediction.pae.max()), 2), "pae": _rounded(prediction.pae),
-        }  # fmt: skip
+        arrays["max_pae"] = round(float(prediction.pae.max()), 2)
+        arrays["pae"] = _rounded(prediction.pae)
     write_atomic(stem.with_name(files["scores"]), json.dumps(summary | arrays))
     return summary
 

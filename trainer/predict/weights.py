@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from evofeed.base.configs import replaced
 from evofeed.base.errors import CheckpointError
 from evofeed.trainer.formats.openfold_checkpoint import (
     load_openfold_checkpoint,
@@ -102,14 +103,8 @@ def _published_config(names: Iterable[str]) -> ModelConfig:
         config = initial_training(ptm=ptm).model
         with_templates = has("template_embedder.", "template_embedding")
         return config if with_templates else replace(config, template=None)
-    config, fused = multimer().model, has("linear_ab_p", "/left_norm_input//scale")
-    assert config.template is not None
-    return replace(
-        config,
-        template=replace(config.template, fuse_projection_weights=fused),
-        extra_msa=replace(config.extra_msa, fuse_projection_weights=fused),
-        evoformer=replace(config.evoformer, fuse_projection_weights=fused),
-    )
+    fused = {"fuse_projection_weights": has("linear_ab_p", "/left_norm_input//scale")}
+    return replaced(multimer().model, {"template": fused, "extra_msa": fused, "evoformer": fused})
 
 
 def describe_model(config: ModelConfig) -> str:

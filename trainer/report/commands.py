@@ -47,10 +47,10 @@ def report(
         print(html)
         return
     try:
-        made = write_report(run[0])
+        shown = write_report(run[0])
     except OSError:  # another user's run: its report can be shown, but not written
-        made = make_report(run[0])
-    show_report(made, as_json)
+        shown = make_report(run[0])
+    show_report(shown, as_json)
 
 
 def show_report(report: dict[str, Any], as_json: bool) -> None:

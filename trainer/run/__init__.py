@@ -1,4 +1,4 @@
 """A training run: its settings, the loop, the optimizer, checkpoints, ranks and logs.
 
-`train.py` puts a run together; `loop.py` knows nothing of proteins.
+`train.py` builds a run from its parts; `loop.py` has no code about proteins.
 """

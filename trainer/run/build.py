@@ -1,4 +1,4 @@
-"""From a run's configuration to its parts: model, loss, loader, validation."""
+"""Builds the parts of a run from its configuration: model, loss, loader, validation."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from evofeed.trainer.run.stream import FixedBatches, Loader
 
 
 def set_precision(config: TrainConfig) -> None:
-    """Turn TF32 and determinism on or off for this process.
+    """Turns TF32 and determinism on or off for this process.
 
-    What 16 bits leave in float32 is multiplied in TF32 too: its gradients lie as far from those
-    of float32 throughout either way (`kernels/notes/blocks.md`). Points and distances never are.
+    Runs in 16 bits use TF32 for their float32 products too: their gradients differ as much from
+    those of a float32 run either way (`kernels/notes/blocks.md`). Points and distances never do.
     """
     torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
     if config.deterministic != torch.are_deterministic_algorithms_enabled():
@@ -47,8 +47,8 @@ def build_model(
     """Model and loss of a run; the same weights for the same seed on every rank.
 
     Args:
-        device: where the model shall be.
-        weights: what to start from instead of random weights: a run's or a checkpoint's folder
+        device: device of the model.
+        weights: start from these instead of random weights: a run's or a checkpoint's folder
             (its averaged weights), or a file that `load_openfold_checkpoint` takes.
         axis: the ranks that share a sample, if any do.
 
@@ -61,8 +61,8 @@ def build_model(
     parts = parts_of(config)
     model = AlphaFold(parts.model)
     if weights is not None and weights.is_dir():
-        found = checkpoint_in(weights)
-        load_weights(model, found.tensors("ema"), str(found.path))
+        checkpoint = checkpoint_in(weights)
+        load_weights(model, checkpoint.tensors("ema"), str(checkpoint.path))
     elif weights is not None:
         load_openfold_checkpoint(model, weights)
     model = model.to(device)
@@ -78,9 +78,9 @@ def build_model(
 
 
 def build_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
-    """This rank's loader of a dataset, of a mixture of several, or of URIs.
+    """This rank's loader of a dataset, or of a mixture of several; datasets may be URIs.
 
-    A ready loader passes through.
+    A ready loader is returned as it is.
 
     Raises:
         InputError: there are not as many shares as datasets.
@@ -89,15 +89,16 @@ def build_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
 
     if isinstance(dataset, Loader):
         return FixedBatches(dataset, config.fixed_batches) if config.fixed_batches else dataset
-    several = dataset if isinstance(dataset, list | tuple) else [dataset]
-    shares = config.shares or (1.0,) * len(several)
-    if len(shares) != len(several):
+    datasets = dataset if isinstance(dataset, list | tuple) else [dataset]
+    shares = config.shares or (1.0,) * len(datasets)
+    if len(shares) != len(datasets):
         raise InputError(
-            f"{len(shares)} shares for {len(several)} datasets: give one for each, in their order"
+            f"{len(shares)} shares for {len(datasets)} datasets: give one for each, in their order"
         )
     settings = parts_of(config, world.readers).loader
+    samples = [_samples_of(dataset, settings) for dataset in datasets]
     loader: Loader = FeatureLoader(
-        [(_samples_of(one, settings), share) for one, share in zip(several, shares, strict=True)],
+        list(zip(samples, shares, strict=True)),
         settings,
         rank=world.reader,
         world_size=world.readers,
@@ -116,7 +117,7 @@ def build_validation(
     world: World,
     picture: Path | None = None,
 ) -> Callable[[], dict[str, float]] | None:
-    """A function that measures the model on held-out chains; without any, on fixed batches."""
+    """A function that measures the model on held-out chains, or else on fixed batches."""
     from evofeed.trainer.run.validation import held_out, validator
 
     if validation is not None:
@@ -129,10 +130,10 @@ def build_validation(
 
 
 def _samples_of(dataset: Any, settings: LoaderConfig) -> Any:
-    """A dataset's complexes where the run is about complexes and it has some, else its chains.
+    """A dataset's complexes if the run is of complexes and the dataset has some, else its chains.
 
-    Chains of a dataset without complexes are complexes of one, as in AlphaFold-Multimer's
-    distillation set.
+    Chains of a dataset without complexes count as complexes of one chain, as in
+    AlphaFold-Multimer's distillation set.
     """
     from evofeed.store import Dataset, address_and_ref
 

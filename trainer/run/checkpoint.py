@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or not there, written while training continues.
+"""Checkpoints, written atomically in the background while training continues.
 
 A checkpoint is a folder `step_00000500` with the weights, their average and the
-optimizer as safetensors and everything else as JSON. It is written aside, forced
-to disk and renamed; `state.json` lists size and xxh3 of every other file, so a
-torn or damaged one is never picked.
+optimizer as safetensors and everything else as JSON. It is written to a temporary
+folder, synced to disk and renamed; `state.json` lists size and xxh3 of every other
+file, so that a truncated or damaged one is never used.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from evofeed.base.run_files import RUN
 from evofeed.trainer.run.flat import LOSS_SCALE, FlatOptimizer
 
 CHECKPOINTS = "checkpoints"
-"""The folder of a run that holds its checkpoints."""
+"""Folder of the checkpoints in a run's folder."""
 RESIDUALS = "residuals"
-"""The file of what ranks have kept of their gradients, if they have."""
+"""File of the state of the ranks' gradient exchange, if it has one."""
 _LOG = logging.getLogger(__name__)
 _STATE = "state.json"
 
@@ -46,7 +46,7 @@ class Checkpoint:
     step: int
     """Number of steps done when it was written."""
     state: dict[str, Any]
-    """What was saved beside the tensors: loader state, counters, provenance."""
+    """Everything saved except tensors: loader state, counters, provenance."""
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """The tensors of `model`, `ema`, `optimizer` or `RESIDUALS`, on the CPU."""
@@ -54,39 +54,39 @@ class Checkpoint:
 
 
 class CheckpointWriter:
-    """Writes checkpoints below one folder on a thread of its own, one at a time."""
+    """Writes checkpoints below one folder in a background thread, one at a time."""
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.folder = folder
         self.keep = keep
         self._thread = ThreadPoolExecutor(1, "evofeed-checkpoint")
         self._written: Future[None] | None = None
-        for left in folder.glob(".step_*.partial"):  # of a run that was killed while writing
-            shutil.rmtree(left, ignore_errors=True)
+        for partial in folder.glob(".step_*.partial"):  # of a run that was killed while writing
+            shutil.rmtree(partial, ignore_errors=True)
 
     def save(
         self, optimizer: FlatOptimizer, step: int, state: Mapping[str, Any],
         residuals: Mapping[str, Tensor] | None = None,
     ) -> Path:  # fmt: skip
-        """Copy everything now, write it in the background; returns the folder to be.
+        """Copies all tensors and the state, writes them in the background; returns the folder.
 
-        `state` is what else there is to keep, JSON-ready; residuals of gradients are on the CPU
+        `state` is everything else to save, JSON-ready; residuals of gradients are on the CPU
         and not copied.
 
         Raises:
-            CheckpointError: the checkpoint before this one could not be written.
+            CheckpointError: the previous checkpoint could not be written.
         """
         self.wait()
-        files = optimizer.files(lambda kept: kept.to("cpu", copy=True))
+        files = optimizer.files(lambda buffer: buffer.to("cpu", copy=True))
         if residuals:
             files[RESIDUALS] = dict(residuals)
         target = self.folder / f"step_{step:08d}"
-        kept = json.loads(json.dumps(dict(state)))  # the loader keeps changing its own
-        self._written = self._thread.submit(self._write, target, files, step, kept)
+        state_copy = json.loads(json.dumps(dict(state)))  # the loader changes its state meanwhile
+        self._written = self._thread.submit(self._write, target, files, step, state_copy)
         return target
 
     def wait(self) -> None:
-        """Wait for the checkpoint being written, if any.
+        """Waits for the checkpoint being written, if any.
 
         Raises:
             CheckpointError: it could not be written.
@@ -112,80 +112,80 @@ class CheckpointWriter:
 def write_checkpoint(
     target: Path, files: dict[str, dict[str, Tensor]], step: int, state: dict[str, Any]
 ) -> None:
-    """Write one checkpoint aside and move it into place in one step."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    """Writes one checkpoint to a temporary folder and renames it to `target`."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
         listing = {}
         for file, tensors in files.items():
-            path = aside / f"{file}.safetensors"
+            path = partial / f"{file}.safetensors"
             safetensors.torch.save_file(tensors, path)
             _sync(path)
             listing[path.name] = {"nbytes": path.stat().st_size, "xxh3": _digest(path)}
-        path = aside / _STATE
+        path = partial / _STATE
         path.write_text(json.dumps({"step": step, "files": listing, "state": state}, indent=1))
         _sync(path)
     except Exception:
-        shutil.rmtree(aside, ignore_errors=True)  # a full disk gets its space back
+        shutil.rmtree(partial, ignore_errors=True)  # frees space on a full disk
         raise
     if target.exists():  # the same step again, after a resume from an older checkpoint
         shutil.rmtree(target)
-    aside.rename(target)
+    partial.rename(target)
     _sync(target.parent)
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """The latest complete checkpoint below a folder, or None.
 
-    A folder with a file missing, short or with other bytes than listed is passed over, with one
-    warning that says why and which step is used instead.
+    A folder with a missing, truncated or changed file is skipped, with a warning that gives the
+    reason and the step used instead.
     """
-    damaged = []
-    found = None
+    errors = []
+    newest = None
     for path in sorted(_folders(folder), reverse=True):
         try:
-            found = read_checkpoint(path)
+            newest = read_checkpoint(path)
             break
         except CheckpointError as error:
-            damaged.append(error)
-    used = f"step {found.step} is used" if found else "there is no older one"
-    for why in damaged:
-        _LOG.warning("%s; %s", why, used)
-    return found
+            errors.append(error)
+    used = f"step {newest.step} is used" if newest else "there is no older one"
+    for damage in errors:
+        _LOG.warning("%s; %s", damage, used)
+    return newest
 
 
 def checkpoint_in(path: Path) -> Checkpoint:
-    """The newest complete checkpoint of a run's folder, or the one in a checkpoint's own folder.
+    """The newest complete checkpoint of a run's folder, or the one in a checkpoint's folder.
 
     Raises:
-        CheckpointError: there is none, or the one named is damaged.
+        CheckpointError: there is none, or the given one is damaged.
     """
     if not (path / CHECKPOINTS).is_dir():
         if (path / RUN).is_file():
-            why = "no checkpoint yet: a run saves one every `checkpoint_every` steps and at its end"
-            raise CheckpointError(why, path=str(path))
+            text = "no checkpoint yet: a run saves one every `checkpoint_every` steps, and its last"
+            raise CheckpointError(text, path=str(path))
         return read_checkpoint(path)
-    found = newest_checkpoint(path / CHECKPOINTS)
-    if found is None:
+    newest = newest_checkpoint(path / CHECKPOINTS)
+    if newest is None:
         raise CheckpointError("no complete checkpoint in this folder", path=str(path))
-    return found
+    return newest
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in exactly this folder.
 
     Raises:
-        CheckpointError: it is not whole; names the file and what is wrong with it.
+        CheckpointError: it is incomplete or damaged; names the file and the fault.
     """
     file = path / _STATE
     try:
         content = parse_json(file.read_text())
-        found = Checkpoint(path=path, step=int(content["step"]), state=content["state"])
+        checkpoint = Checkpoint(path=path, step=int(content["step"]), state=content["state"])
         listing = content["files"].items()
     except FileNotFoundError as error:
-        why = "no such file: a run's folder (--out of `evofeed train`) or a checkpoint's is wanted"
-        raise CheckpointError(why, path=str(file)) from error
+        text = "no such file: give a run's folder (--out of `evofeed train`) or a checkpoint's"
+        raise CheckpointError(text, path=str(file)) from error
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"damaged: it cannot be read ({error!r})", path=str(file)) from error
     for name, entry in listing:
@@ -195,31 +195,31 @@ def read_checkpoint(path: Path) -> Checkpoint:
         except OSError as error:
             raise CheckpointError(f"damaged: {error.strerror}", path=str(file)) from error
         if size != entry["nbytes"]:
-            wrong = f"it has {size:,} bytes, {entry['nbytes']:,} were written"
+            fault = f"it has {size:,} bytes, {entry['nbytes']:,} were written"
         elif _digest(file) != entry["xxh3"]:
-            wrong = "its checksum differs from the one written with it"
+            fault = "its checksum differs from the one written with it"
         else:
             continue
-        raise CheckpointError(f"damaged: {wrong}", path=str(file))
-    return found
+        raise CheckpointError(f"damaged: {fault}", path=str(file))
+    return checkpoint
 
 
 def restore(checkpoint: Checkpoint, optimizer: FlatOptimizer) -> None:
-    """Put a checkpoint's weights, average and moments into a model's buffers.
+    """Copies a checkpoint's weights, average and moments into the optimizer's buffers.
 
     Raises:
         CheckpointError: names or shapes differ from the model's.
     """
     for file, views in optimizer.files().items():
         saved = checkpoint.tensors(file)
-        scale, own = saved.pop(LOSS_SCALE, None), views.pop(LOSS_SCALE, None)
-        if scale is not None and own is not None:  # both runs are in float16
-            _copy(scale, own, LOSS_SCALE, checkpoint)
+        scale, view = saved.pop(LOSS_SCALE, None), views.pop(LOSS_SCALE, None)
+        if scale is not None and view is not None:  # both runs are in float16
+            _copy(scale, view, LOSS_SCALE, checkpoint)
         for key, view in views.items():
             _copy(saved.pop(key, None), view, key, checkpoint)
         if saved:
             raise CheckpointError(
-                f"{file} holds {len(saved)} tensors that the model has not, {min(saved)} first; "
+                f"{file} has {len(saved)} tensors that the model lacks, {min(saved)} first; "
                 "train with the configuration it was written with",
                 path=str(checkpoint.path),
             )
@@ -227,9 +227,9 @@ def restore(checkpoint: Checkpoint, optimizer: FlatOptimizer) -> None:
 
 def _copy(saved: Tensor | None, view: Tensor, key: str, checkpoint: Checkpoint) -> None:
     if saved is None or saved.shape != view.shape:
-        got = "missing" if saved is None else f"of shape {list(saved.shape)}"
+        fault = "missing" if saved is None else f"of shape {list(saved.shape)}"
         raise CheckpointError(
-            f"{key} is {got}, but the model's has shape {list(view.shape)}; "
+            f"{key} is {fault}, but the model's has shape {list(view.shape)}; "
             "train with the configuration it was written with",
             path=str(checkpoint.path),
         )

@@ -2,7 +2,7 @@
 
 One buffer per role makes the gradient average one call, the norm one reduction,
 Adam a handful of passes over memory, and a checkpoint a plain copy. Parameters
-and their `.grad` become views, so model code notices nothing.
+and their `.grad` become views, so model code needs no change.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.precision import LossScale
 
 LOSS_SCALE = "loss_scale"
-"""What a checkpoint calls the state of the scale of the loss, if there is one."""
-_NORM_EPS = 1e-6  # torch's clip_grad_norm_: keeps the coefficient finite at norm 0
+"""Name of the loss scale's state in a checkpoint of a float16 run."""
+_NORM_EPS = 1e-6  # as in torch's clip_grad_norm_: keeps the coefficient finite at norm 0
 _ALIGN = 128  # elements; every parameter starts on a 512-byte boundary, good for any kernel
 
 
@@ -27,23 +27,23 @@ class FlatOptimizer:
     """Adam, clipping and moving average over flat buffers.
 
     Attributes:
-        param: all weights; `module.parameters()` are views of it from now on.
+        param: all weights; `module.parameters()` become views of it.
         grad: their gradients; `.grad` of every parameter is a view.
         exp_avg: Adam's first moment.
         exp_avg_sq: Adam's second moment.
         ema: moving average of `param`, starting as a copy.
         spans: start, length and shape of every parameter in the buffers, by name.
         updates: finite updates so far, a float64 scalar on the device.
-        scale: what the loss is multiplied by before a backward pass, if it is.
+        scale: factor of the loss before a backward pass, in float16 runs.
     """
 
     def __init__(
         self, module: nn.Module, config: OptimConfig, *, fused: bool = False,
         scale: LossScale | None = None,
     ) -> None:  # fmt: skip
-        """Move a module's weights, float32 and on one device, into flat buffers.
+        """Moves a module's weights, float32 and on one device, into flat buffers.
 
-        `fused` clips, updates and averages in one kernel; `scale` is of the loss, in float16.
+        `fused` clips, updates and averages in one kernel; `scale` is the loss scale of float16.
         """
         self.config, self.scale = config, scale
         self.spans = _layout(module)
@@ -63,7 +63,7 @@ class FlatOptimizer:
         self._grads = [view for _, view in self.views(self.grad)]
         for view, parameter in zip(self._grads, self._parameters, strict=True):
             parameter.grad = view
-        # PyTorch takes 64 tensors a launch: beside large ones, small ones leave the card idle.
+        # PyTorch takes 64 tensors a launch: small ones next to large ones leave the GPU idle.
         self._by_size = sorted(range(len(self._grads)), key=lambda n: -self._grads[n].numel())
         self._flat_grads = [view.view(-1) for view in self._grads]
         self.ema = self.param.clone()
@@ -81,29 +81,29 @@ class FlatOptimizer:
             yield name, buffer[start : start + count].view(shape)
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Sets all gradients to zero."""
         self.grad.zero_()
 
     def backward(self, loss: Tensor) -> None:
-        """Add a loss's gradients to `grad`: all at once when they are there.
+        """Adds a loss's gradients to `grad`, all in a few launches at the end.
 
         `loss.backward()` would add them one by one to `.grad`, a kernel or two for each parameter.
         """
-        # A thread of autograd's own would wait for Python at each operator: 13 % of an eager step.
+        # Autograd's own thread would wait for the GIL at each operator: 13 % of an eager step.
         with torch.autograd.set_multithreading_enabled(False):
-            found = torch.autograd.grad(self.scaled(loss), self._parameters, allow_unused=True)
-        there = [(self._flat_grads[n], g) for n in self._by_size if (g := found[n]) is not None]
-        # Of other strides than its place a single gradient would have all added one by one.
+            grads = torch.autograd.grad(self.scaled(loss), self._parameters, allow_unused=True)
+        used = [n for n in self._by_size if grads[n] is not None]
+        # A gradient with other strides than its target would make the launch add one by one.
         torch._foreach_add_(
-            [place for place, _ in there], [g.contiguous().view(-1) for _, g in there]
+            [self._flat_grads[n] for n in used], [grads[n].contiguous().view(-1) for n in used]
         )
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss that a backward pass is to start from."""
+        """The loss times the loss scale, for a backward pass."""
         return loss if self.scale is None else loss * self.scale.factor
 
     def end_sample(self) -> None:
-        """Clip what the last backward pass left and keep it (only for `per_example`)."""
+        """Clips the sample's gradient and adds it to the sum (only for `per_example`)."""
         if self._sample_sum is None:
             return
         self._unscale()
@@ -112,7 +112,7 @@ class FlatOptimizer:
         self.grad.zero_()
 
     def gather(self, samples: int) -> None:
-        """Turn summed gradients of `samples` backward passes into their mean, in `grad`."""
+        """Divides the summed gradients of `samples` backward passes, in `grad`, to their mean."""
         if self._sample_sum is not None:
             self.grad.copy_(self._sample_sum)
             self._sample_sum.zero_()
@@ -126,7 +126,7 @@ class FlatOptimizer:
             self.grad.div_(self.scale.factor)
 
     def step(self, number: int) -> Tensor:
-        """Update the weights and their average; returns the gradient norm before clipping.
+        """Updates the weights and their average; returns the gradient norm before clipping.
 
         A gradient that is not finite changes nothing. The norm stays on the device.
         """
@@ -137,30 +137,30 @@ class FlatOptimizer:
         return norm
 
     def swap_ema(self) -> None:
-        """Exchange weights and their average in place; call twice to come back."""
-        kept = self.param.clone()
+        """Swaps weights and their average in place; a second call swaps them back."""
+        weights = self.param.clone()
         self.param.copy_(self.ema)
-        self.ema.copy_(kept)
+        self.ema.copy_(weights)
 
     def state(self) -> dict[str, Tensor]:
-        """The buffers a checkpoint must hold, by role."""
+        """The buffers to save in a checkpoint, by role."""
         names = ("param", "ema", "exp_avg", "exp_avg_sq")
         return {name: getattr(self, name) for name in names}
 
     def files(
-        self, move: Callable[[Tensor], Tensor] = lambda kept: kept
+        self, move: Callable[[Tensor], Tensor] = lambda buffer: buffer
     ) -> dict[str, dict[str, Tensor]]:
-        """What the files of a checkpoint hold, by name, or what `move` makes of each buffer."""
-        at = {role: dict(self.views(move(buffer))) for role, buffer in self.state().items()}
+        """Tensors of a checkpoint's files, by file and name; views of `move(buffer)`."""
+        by_role = {role: dict(self.views(move(buffer))) for role, buffer in self.state().items()}
         moments = {
             f"{role}.{name}": view
             for role in ("exp_avg", "exp_avg_sq")
-            for name, view in at[role].items()
+            for name, view in by_role[role].items()
         }
         counts = {"updates": move(self.updates)}
         if self.scale is not None:
             counts[LOSS_SCALE] = move(self.scale.state)
-        return {"model": at["param"], "ema": at["ema"], "optimizer": moments | counts}
+        return {"model": by_role["param"], "ema": by_role["ema"], "optimizer": moments | counts}
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
@@ -172,13 +172,13 @@ def learning_rate(step: int, config: OptimConfig) -> float:
         return config.learning_rate * (step / config.warmup_steps if config.warmup_steps else 1.0)
     if step <= config.decay_after:
         return config.learning_rate
-    # +1: OpenFold decays already at the first step past `decay_after`.
+    # +1: OpenFold decays at the first step after `decay_after`.
     decays = 1 + (step - config.decay_after) // config.decay_every
     return config.learning_rate * math.pow(config.decay_factor, decays)
 
 
 def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
-    """What to multiply gradients of this norm by: at most 1, 0-dim, on the same device."""
+    """The factor of gradients of this norm: at most 1, 0-dim, on the same device."""
     coefficient: Tensor = max_norm / (norm + _NORM_EPS)
     return coefficient.clamp(max=1.0)
 

@@ -1,4 +1,4 @@
-"""A run's folder: who may write into it, and what the run in it has read."""
+"""A run's folder: its lock, and the datasets that the run in it reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCK = ".lock"
 
 @contextmanager
 def sole_writer(out: Path, world: World) -> Iterator[None]:
-    """Make a run's folder and hold the right to write into it.
+    """Makes a run's folder and holds its lock.
 
     Raises:
         TrainerError: it cannot be made, or another process is training into it.
@@ -41,31 +41,31 @@ def _take(out: Path) -> IO[str] | None:
         raise TrainerError(
             f"cannot write into this folder ({error.strerror}); choose another --out", path=str(out)
         ) from error
-    try:  # a POSIX lock: unlike flock's it is not inherited by the loader's reader
+    try:  # a POSIX lock: unlike flock's it is not inherited by the loader's reader process
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         lock.close()
         return None
-    except OSError:  # a file system without locks: as before there were any
+    except OSError:  # a file system without locks: runs are not locked there
         pass
     return lock
 
 
-def as_begun(dataset: Any, out: Path, world: World) -> Any:
+def at_run_snapshot(dataset: Any, out: Path, world: World) -> Any:
     """Datasets given by URI, each at the snapshot that the run in `out` reads.
 
-    A ref may have moved on since the run began. A run continues with what it has read so far,
-    or its order of chains would be another one.
+    A ref may point to a newer snapshot since the run began. A run continues with its old one,
+    or its order of chains would change.
     """
     from evofeed.store import Dataset, address_and_ref
 
-    several = list(dataset) if isinstance(dataset, list | tuple) else [dataset]
+    datasets = list(dataset) if isinstance(dataset, list | tuple) else [dataset]
     digests = world.share((_facts(out) or {}).get("dataset") if world.is_first else None)
-    if not digests or len(digests) != len(several):
+    if not digests or len(digests) != len(datasets):
         return dataset
     return [
-        Dataset.open(address_and_ref(one)[0], digest) if isinstance(one, str) else one
-        for one, digest in zip(several, digests, strict=True)
+        Dataset.open(address_and_ref(entry)[0], digest) if isinstance(entry, str) else entry
+        for entry, digest in zip(datasets, digests, strict=True)
     ]
 
 
@@ -73,13 +73,13 @@ def source_of(out: Path) -> dict[str, list[str]]:
     """URIs of the `dataset` and the `validation` of the run in a folder.
 
     Raises:
-        TrainerError: there is no run, or it did not read URIs.
+        TrainerError: there is no run, or its datasets were not given by URI.
     """
     facts = _facts(out)
     source = facts.get("source") or {} if facts else {}
     if not source.get("dataset"):
-        why = "no run to go on with" if facts is None else "it does not say what it was trained on"
-        raise TrainerError(f"{why}: give --dataset", path=str(out / RUN))
+        fault = "no run to continue" if facts is None else "it has no URI of its dataset"
+        raise TrainerError(f"{fault}: give --dataset", path=str(out / RUN))
     return dict(source)
 
 

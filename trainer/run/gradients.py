@@ -1,9 +1,9 @@
-"""Which parameters a loss does not reach, which terms would, and where a pass stops being finite.
+"""Diagnosis of gradients: parameters without one, and the first output that is not finite.
 
-Bucketed data parallel training hangs, or silently trains nothing, when a loss
-term is switched off and takes parameters with it (High-Flyer met exactly this).
-Here gradients are averaged in one buffer, so nothing can hang; what is left is to
-say so when a parameter never gets a gradient.
+Bucketed data parallel training hangs, or silently trains nothing, if a loss term
+is switched off and some parameters have no gradient (as High-Flyer reported).
+Here gradients are averaged in one buffer, so nothing can hang; parameters that
+never get a gradient are reported.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from torch.utils._pytree import tree_leaves
 
 
 class Untouched(NamedTuple):
-    """A parameter without a gradient, and the loss terms whose graph does lead to it, so that a
-    weight above 0 would train it."""
+    """A parameter without a gradient, and the loss terms that depend on it: with a weight above 0
+    they would train it."""
 
     name: str
     terms: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.terms:
-            return f"{self.name}: only {', '.join(self.terms)} would train it, and does not count"
-        return f"{self.name}: no loss term leads to it"
+            return f"{self.name}: only {', '.join(self.terms)} would train it, at a weight above 0"
+        return f"{self.name}: no loss term depends on it"
 
 
 @contextmanager
 def watch_gradients(model: nn.Module) -> Iterator[set[str]]:
     """Names of trainable parameters that have had no gradient yet; shrinks while it is open.
 
-    A gradient of exactly zero counts as one: the path is there.
+    A gradient of exactly zero counts: the loss depends on the parameter.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    waiting = set(trained)
+    untouched = set(trained)
 
     def note(name: str) -> Callable[[Tensor | None], None]:
-        return lambda grad: None if grad is None else waiting.discard(name)
+        return lambda grad: None if grad is None else untouched.discard(name)
 
     hooks = [p.register_hook(note(name)) for name, p in trained.items()]  # type: ignore[no-untyped-call]
     try:
-        yield waiting
+        yield untouched
     finally:
         for hook in hooks:
             hook.remove()
@@ -56,12 +56,12 @@ def find_untouched(
     terms: Callable[[Mapping[str, Any], dict[str, Tensor]], Mapping[str, Tensor]],
     counted: Mapping[str, float],
 ) -> list[Untouched]:
-    """Parameters that no counted term reaches on this batch, each with the terms that would.
+    """Parameters that get no gradient from the counted terms, each with the terms that give one.
 
     Args:
-        model: any model; its gradients are left alone.
-        terms: live (undetached) loss terms from outputs and batch.
-        counted: weight of each term in the loss; 0 or absent does not count.
+        model: any model; its gradients are not changed.
+        terms: loss terms, not detached, from outputs and batch.
+        counted: weight of each term in the loss; terms of weight 0 or absent do not count.
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     reached: dict[str, set[str]] = {}
@@ -84,19 +84,19 @@ def find_untouched(
 @contextmanager
 def first_nonfinite(model: nn.Module) -> Iterator[list[str]]:
     """Names of modules in the order in which their outputs stop being finite; innermost first."""
-    found: list[str] = []
+    nonfinite: list[str] = []
 
-    def look(name: str) -> Any:
+    def check(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            floats = (x for x in tree_leaves(output) if isinstance(x, Tensor))
-            if not all(bool(x.isfinite().all()) for x in floats):
-                found.append(name)
+            tensors = (x for x in tree_leaves(output) if isinstance(x, Tensor))
+            if not all(bool(x.isfinite().all()) for x in tensors):
+                nonfinite.append(name)
 
         return hook
 
-    hooks = [part.register_forward_hook(look(name)) for name, part in model.named_modules() if name]
+    hooks = [m.register_forward_hook(check(name)) for name, m in model.named_modules() if name]
     try:
-        yield found
+        yield nonfinite
     finally:
-        for one in hooks:
-            one.remove()
+        for hook in hooks:
+            hook.remove()

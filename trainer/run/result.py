@@ -8,14 +8,14 @@ from pathlib import Path
 
 @dataclass(slots=True, kw_only=True)
 class TrainResult:
-    """What a run did.
+    """The outcome of a run.
 
     Attributes:
-        first_step: step it began at: 0, or where it resumed.
-        losses: mean loss of every step done now.
+        first_step: its first step: 0, or the step at which it resumed.
+        losses: mean loss of every step since `first_step`.
         skipped: steps without a finite gradient, which changed nothing.
-        overflows: of `precision: fp16`, steps that changed nothing because the loss was scaled
-            too much.
+        overflows: with `precision: fp16`, steps that changed nothing because the loss scale was
+            too large.
         seconds: wall time from the first wait for data to the end.
         stopped_by: name of the signal that ended it early, or empty.
         untouched: parameters that no gradient reached in the first step.

@@ -1,7 +1,8 @@
-"""From a preset's name or a YAML file to a run, and from a run to its parts' configurations."""
+"""Reads a run's configuration from a preset or YAML file, and derives its parts' configurations."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,12 +11,12 @@ from evofeed.base.errors import InputError
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.presets import PRESETS, Preset
 
-_GONE: Final = frozenset({"hang_factor", "overlap"})
-"""Settings that runs of before have written down."""
+_REMOVED: Final = frozenset({"hang_factor", "overlap"})
+"""Removed settings, which files of older runs may have."""
 
 
 def load_config(source: str) -> TrainConfig:
-    """The run named by a preset or described by a YAML file.
+    """The configuration of a preset or a YAML file.
 
     Raises:
         InputError: neither a preset nor a readable YAML file of known names.
@@ -40,37 +41,36 @@ def load_config(source: str) -> TrainConfig:
             f"not YAML: {getattr(error, 'problem', error)}", path=source, line=line
         ) from error
     if not isinstance(values, dict):
-        raise InputError("must hold names and values, `preset: tiny` for one", path=source)
+        raise InputError("must have names and values, such as `preset: tiny`", path=source)
     if (name := str(values.get("preset", "initial_training"))) not in PRESETS:
-        known = ", ".join(PRESETS)
-        raise InputError(f"preset is {name!r}, but must be one of {known}", path=source)
+        presets = ", ".join(PRESETS)
+        raise InputError(f"preset is {name!r}, but must be one of {presets}", path=source)
     try:
         config = replaced(
-            PRESETS[name]().train, {name: values[name] for name in values if name not in _GONE}
+            PRESETS[name]().train, {key: values[key] for key in values if key not in _REMOVED}
         )
     except ValueError as error:
         raise InputError(str(error), path=source) from error
-    parts_of(config, path=source)  # so that nothing is refused later
+    parts_of(config, path=source)  # raises for wrong settings of its parts
     return config
 
 
 def parts_of(config: TrainConfig, readers: int = 1, path: str | None = None) -> Preset:
-    """The parts of a run: its preset's, with the run's own changes.
+    """The configurations of a run's parts: the preset's, with the run's changes.
 
     Args:
-        readers: ranks that read samples of their own; all samples of a step share their recycles.
-        path: the file that the run is from, for messages.
+        readers: ranks that read different samples; all samples of a step have equal recycles.
+        path: the file of the run, for messages.
 
     Raises:
-        InputError: model, losses or loader do not take what is asked of them; names the setting.
+        InputError: model, losses or loader do not accept a setting; names it.
     """
-    preset = PRESETS[config.preset]()
+    changes = {"model": config.model, "loss": config.loss, "loader": config.loader}
     try:
-        model = replaced(preset.model, config.model, "model.")
-        loss = replaced(preset.loss, config.loss, "loss.")
-        loader = replaced(preset.loader, config.loader, "loader.")
+        parts = replaced(PRESETS[config.preset](), changes)
     except ValueError as error:
         raise InputError(str(error), path=path) from error
+    loader = parts.loader
     if config.optim.clip == "per_example" and loader.batch_size > 1:
         raise InputError(
             f"optim.clip is per_example, but a pass of loader.batch_size {loader.batch_size} has "
@@ -80,4 +80,4 @@ def parts_of(config: TrainConfig, readers: int = 1, path: str | None = None) -> 
     if not loader.global_batch_size:
         batch = config.accumulate * readers * loader.batch_size
         loader = loader.replace(global_batch_size=batch)
-    return Preset(model=model, loss=loss, loader=loader, train=config)
+    return replace(parts, loader=loader, train=config)

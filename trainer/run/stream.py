@@ -1,4 +1,4 @@
-"""An endless stream of batches from a loader of epochs, or of a few batches over and over."""
+"""An endless stream of batches, from a loader of epochs or from a few fixed batches."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from evofeed.trainer.losses.chain_labels import flat_batch
 
 @runtime_checkable
 class Loader(Protocol):
-    """What training needs of a loader; `evofeed.loader.FeatureLoader` is one."""
+    """The interface of a loader for training; `evofeed.loader.FeatureLoader` is one."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Batches from where the state is to the end of the epoch."""
+        """Batches from the current state to the end of the epoch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch comes from, JSON-ready."""
+        """Position of the next batch, JSON-ready."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continues from a saved state."""
 
 
 class BatchStream:
-    """Batches without end: when an epoch is over the next begins.
+    """An endless iterator of batches: the next epoch follows the last batch of one.
 
     Attributes:
         epochs: epochs completed so far by this stream.
-        first: whether the last batch was the first of its epoch.
+        first: True if the last batch was the first of its epoch.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -40,7 +40,7 @@ class BatchStream:
         self._batches: Iterator[dict[str, Tensor]] | None = None
 
     def __next__(self) -> dict[str, Tensor]:
-        """The next batch (raises TrainerError: a whole epoch held no batch)."""
+        """The next batch (raises TrainerError: an epoch has no batch)."""
         self.first = self._batches is None
         if self._batches is None:
             self._batches = iter(self.loader)
@@ -62,21 +62,21 @@ class BatchStream:
         return int(getattr(self.loader, "epoch", self.epochs))
 
     def close(self) -> None:
-        """Let go of the loader's iterator, so that its threads and readers can end."""
+        """Closes the loader's iterator, so that its threads and readers can end."""
         getattr(self._batches, "close", lambda: None)()
         self._batches = None
 
 
 def loader_stats(loader: Any) -> dict[str, Any]:
-    """What a loader waited for, if it says."""
+    """Statistics of a loader's waits, if it has any."""
     stats = getattr(loader, "stats", None)
     return dict(stats()) if stats else {}
 
 
 def sample_names(loader: Any) -> Callable[[], list[str]]:
-    """Says later which chains were in the batch that the loader gave last.
+    """A function that returns the names of the chains in the loader's last batch.
 
-    Asking costs a walk through the loader's plan, so nobody asks unless there is trouble.
+    A call walks through the loader's plan, so it is only made for steps that fail.
     """
     if hasattr(loader, "last_ids"):
         names = list(loader.last_ids)
@@ -98,21 +98,20 @@ def _planned_names(planner: Any, epoch: int, consumed: int) -> list[str]:
 
 
 def num_recycles(batch: dict[str, Tensor]) -> int:
-    """Passes through the model that a batch was made for (R): the first axis of `msa_feat`."""
+    """Passes through the model (R) of a batch: the length of the first axis of `msa_feat`."""
     return int(batch["msa_feat"].shape[0]) if "msa_feat" in batch else 1
 
 
 class FixedBatches:
-    """The first batches of a loader as an epoch of their own, again and again: whether a model can
-    learn at all, or one chain by heart.
+    """A loader that repeats the first batches of another one, to overfit them.
 
-    The loader is read once, when the first is asked for. `last_ids` are chains of the last one.
+    The loader is read once, at the first batch. `last_ids` are the chains of the last batch.
     """
 
     def __init__(self, loader: Loader, count: int) -> None:
         self._loader, self._count = loader, count
         self._start = loader.state_dict()
-        self._kept: list[tuple[dict[str, Tensor], list[str]]] = []
+        self._cached: list[tuple[dict[str, Tensor], list[str]]] = []
         self._position = 0
         self.config = getattr(loader, "config", None)
         self.most_chains = getattr(loader, "most_chains", None)
@@ -122,37 +121,38 @@ class FixedBatches:
         """The rest of the epoch."""
         self._position %= self._count
         while self._position < self._count:
-            batch, self.last_ids = self._all()[self._position]
+            batch, self.last_ids = self._entries()[self._position]
             self._position += 1
             yield batch
 
     def batches(self) -> list[dict[str, Tensor]]:
-        """All of them; an epoch under way stays where it is."""
-        return [batch for batch, _ in self._all()]
+        """All batches; does not change the position in the epoch."""
+        return [batch for batch, _ in self._entries()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch comes from, and what the kept ones come from."""
+        """Position of the next batch, and the loader's state at the first batch."""
         return self._start | {"fixed_position": self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state; the loader must be the one it was."""
+        """Continues from a saved state; the loader must have the same dataset and settings."""
         self._loader.load_state_dict({k: v for k, v in state.items() if k != "fixed_position"})
         self._position = state["fixed_position"]
 
     def stats(self) -> dict[str, Any]:
-        """The loader's, if it has any."""
+        """Statistics of the loader's waits, if it has any."""
         return loader_stats(self._loader)
 
     def close(self) -> None:
-        """Let go of the loader."""
+        """Closes the loader."""
         getattr(self._loader, "close", lambda: None)()
 
-    def _all(self) -> list[tuple[dict[str, Tensor], list[str]]]:
-        if not self._kept:
+    def _entries(self) -> list[tuple[dict[str, Tensor], list[str]]]:
+        """Batches with the names of their chains."""
+        if not self._cached:
             stream = BatchStream(self._loader)
             for _ in range(self._count):
                 batch = {name: value.clone() for name, value in next(stream).items()}
-                self._kept.append((batch, sample_names(self._loader)()))
+                self._cached.append((batch, sample_names(self._loader)()))
             stream.close()
             self.close()
-        return self._kept
+        return self._cached

@@ -1,9 +1,9 @@
-"""The numbers of a step on their way from the device to the host, and signals on their way in.
+"""Asynchronous transfer of a step's numbers from the device to the host, and signal handling.
 
-A step leaves one small tensor on the device: whether somebody asked to stop, the
-number of recycles, loss, terms and gradient norm, averaged over all ranks. It is
-copied while the next step is being launched and read after that, so no step
-waits; and all ranks read the same numbers after the same step, so they act alike.
+A step leaves one small tensor on the device: a flag to stop, the number of
+recycles, loss, terms and gradient norm, averaged over all ranks. It is copied
+while the next step is being launched and read after that, so no step waits; and
+all ranks read the same numbers after the same step, so they act the same.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from torch import Tensor
 from evofeed.base.errors import TrainerError
 
 Names = Callable[[], list[str]]
-"""Says on demand which samples a batch held."""
+"""Returns the names of a batch's samples on demand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepNumbers:
-    """What became of a step, averaged over all ranks and passes.
+    """The outcome of a step, averaged over all ranks and passes.
 
     Attributes:
-        stop: whether any rank was asked to stop before it.
+        stop: True if a rank got a signal to stop before it.
         recycles: passes through the model.
         norm: gradient norm before clipping.
-        least: whether the scale of the loss, if it has one, is as small as it gets.
-        samples: names of this rank's samples, one question per pass.
+        least: True if the loss scale is at its minimum, or there is none.
+        samples: names of this rank's samples, one function per pass.
     """
 
     step: int
@@ -49,12 +49,12 @@ class StepNumbers:
 
     @property
     def overflowed(self) -> bool:
-        """Whether a smaller scale of the loss would have made the gradient finite, most likely."""
+        """True if a smaller loss scale would probably have made the gradient finite."""
         return not self.finite and not self.least and math.isfinite(self.loss)
 
     @property
     def finite(self) -> bool:
-        """Whether the step changed the weights."""
+        """True if the step changed the weights."""
         return math.isfinite(self.norm)
 
 
@@ -65,39 +65,39 @@ def measured(loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
 
 
 def announced(numbers: Tensor, *, stop: bool, recycles: int) -> Tensor:
-    """What `measured` gave, preceded by what only the host knows."""
-    known = torch.tensor([stop, recycles, recycles**2], dtype=torch.float64)
-    return torch.cat([known.to(numbers.device, non_blocking=True), numbers])
+    """The output of `measured`, preceded by the numbers of the host."""
+    of_host = torch.tensor([stop, recycles, recycles**2], dtype=torch.float64)
+    return torch.cat([of_host.to(numbers.device, non_blocking=True), numbers])
 
 
 class Telemetry:
-    """One step's numbers under way; `send` them, and `take` them a step later."""
+    """One step's numbers in transit: `send` starts the copy, `take` reads it a step later."""
 
     def __init__(self, *, one_pass: bool) -> None:
-        self._one_pass = one_pass  # else recycles may differ within a step, rightly
-        self._under_way: tuple[int, Tensor, torch.cuda.Event | None, Sequence[Names]] | None = None
+        self._one_pass = one_pass  # else recycles may differ within a step
+        self._in_transit: tuple[int, Tensor, torch.cuda.Event | None, Sequence[Names]] | None = None
 
     def send(self, step: int, numbers: Tensor, samples: Sequence[Names]) -> None:
-        """Start the copy; `numbers` as `announced`, norm, `least`."""
+        """Starts the copy; `numbers` are those of `announced`, then norm and `least`."""
         event = None
         if numbers.device.type == "cuda":
-            there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            there.copy_(numbers, non_blocking=True)
+            pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            pinned.copy_(numbers, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-            numbers = there
-        self._under_way = step, numbers, event, samples
+            numbers = pinned
+        self._in_transit = step, numbers, event, samples
 
     def take(self, names: Sequence[str]) -> StepNumbers | None:
-        """The numbers sent last, or None if they were taken; `names` are the terms'.
+        """The numbers sent last, or None if they were taken; `names` are those of the terms.
 
         Raises:
             TrainerError: the ranks ran different numbers of recycles.
         """
-        if self._under_way is None:
+        if self._in_transit is None:
             return None
-        step, numbers, event, samples = self._under_way
-        self._under_way = None
+        step, numbers, event, samples = self._in_transit
+        self._in_transit = None
         if event:
             event.synchronize()
         stop, recycles, squares, loss, *terms, norm, least = numbers.tolist()
@@ -120,12 +120,12 @@ class Telemetry:
 
 @contextmanager
 def note_signals(on_signal: Callable[[str], None], together: float = 2.0) -> Iterator[None]:
-    """Hand names of SIGTERM and SIGINT to `on_signal` instead of dying; a later one is deadly.
+    """A context that passes names of SIGTERM and SIGINT to `on_signal`; a second signal kills.
 
-    Not one within `together` seconds: `timeout` and job schedulers signal a process and
-    then its group, which asks twice for the same thing.
+    Signals within `together` seconds count as one: `timeout` and job schedulers signal a process
+    and then its group.
 
-    Outside the main thread signals cannot be caught, and nothing happens.
+    Outside the main thread signals cannot be caught, and the context does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""One call from a dataset to a trained model: puts model, loss, loader and loop together."""
+"""`train`: builds model, loss, loader and loop for a dataset, and runs the training."""
 
 from __future__ import annotations
 
@@ -30,14 +30,9 @@ from evofeed.trainer.parallel.rows import out_of_memory
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import OperatorSampler
 from evofeed.trainer.report.run_report import write_report
-from evofeed.trainer.run.build import (
-    build_loader,
-    build_model,
-    build_validation,
-    set_precision,
-)
+from evofeed.trainer.run.build import build_loader, build_model, build_validation, set_precision
 from evofeed.trainer.run.distributed import World, join_world
-from evofeed.trainer.run.folder import as_begun, sole_writer
+from evofeed.trainer.run.folder import at_run_snapshot, sole_writer
 from evofeed.trainer.run.loop import Loop
 from evofeed.trainer.run.passes import LossFunction
 from evofeed.trainer.run.result import TrainResult
@@ -46,7 +41,7 @@ from evofeed.trainer.run.stream import Loader, loader_stats
 
 _LOG = logging.getLogger(__name__)
 _RESULTS = ("seconds", "skipped", "overflows", "stopped_by", "untouched")
-_WARM_UP = 5  # steps before the profiler looks: kernels compiled, buffers grown
+_WARM_UP = 5  # steps before the profiled ones: kernels compiled, buffers grown
 
 
 def train(
@@ -63,40 +58,40 @@ def train(
     wandb: str = "",
     flops: Mapping[str, float] | None = None,
 ) -> TrainResult:
-    """Train AlphaFold2 on a dataset; under torchrun, this process's share of it.
+    """Trains AlphaFold2 on a dataset; under torchrun, as one of the ranks.
 
     Writes below `out`: `config.yaml`, `run.json`, `steps.jsonl`, `checkpoints/`,
     and at the end `report.json`.
 
     Args:
         dataset: a dataset, its URI, a list of them (see `shares`), or a ready loader of this
-            rank's batches. A run that continues reads a URI at the snapshot it began with.
-        resume: go on from the newest complete checkpoint below `out`, if any.
-        weights: what a new run starts from, random weights if not given (see `build_model`).
+            rank's batches. A resumed run reads a URI at the snapshot that it began with.
+        resume: continue from the newest complete checkpoint below `out`, if any.
+        weights: start a new run from these, not from random weights (see `build_model`).
         validation: a dataset or URI of held-out chains.
-        device: `cpu` or `cuda`; the GPU of this rank if there is one.
-        flops: of one pass, if known (see `flops.count_step_flops`); counted at the end if not.
+        device: `cpu` or `cuda`; default: this rank's GPU if there is one.
+        flops: of one pass, if known (see `flops.count_step_flops`); else counted at the end.
 
     Raises:
-        TrainerError: training cannot start or go on; says why.
+        TrainerError: training cannot start or continue; gives the reason.
         CheckpointError: a checkpoint does not fit, or cannot be written.
     """
     began = time.perf_counter()
-    source = {  # what `--resume` opens again
-        name: [one for one in (given if isinstance(given, list | tuple) else [given])
-               if isinstance(one, str)]
-        for name, given in (("dataset", dataset), ("validation", validation))
+    source = {  # URIs, for `--resume`
+        name: [uri for uri in (value if isinstance(value, list | tuple) else [value])
+               if isinstance(uri, str)]
+        for name, value in (("dataset", dataset), ("validation", validation))
     }  # fmt: skip
     with join_world(device, config.axial) as world, ExitStack() as cleanup:
         set_precision(config)
         model, loss = build_model(config, world.device, weights, world.axis)
-        recorded = config.kernels == "fused" and config.cuda_graphs and world.device.type == "cuda"
-        if recorded and world.axis is None and isinstance(model, AlphaFold):
+        graphs = config.kernels == "fused" and config.cuda_graphs and world.device.type == "cuda"
+        if graphs and world.axis is None and isinstance(model, AlphaFold):
             compile_structure(model.structure_module)
         if resume:
-            dataset = as_begun(dataset, out, world)
+            dataset = at_run_snapshot(dataset, out, world)
         loader = build_loader(config, dataset, world)
-        if isinstance(loss, AlphaFoldLoss):  # no recorded step can count them
+        if isinstance(loss, AlphaFoldLoss):  # a step recorded as a CUDA graph cannot count them
             loss.no_chains = getattr(loader, "most_chains", None)
         if loader is not dataset and hasattr(loader, "close"):
             cleanup.callback(loader.close)
@@ -137,7 +132,7 @@ def run(
     wandb: str = "",
     count_flops: Callable[[dict[str, Tensor]], Mapping[str, float]] | None = None,
 ) -> TrainResult:
-    """Train given parts and write the run's folder; `train` without the building."""
+    """Trains the given model, loss and loader and writes the run's folder; see `train`."""
     began = time.perf_counter() if began is None else began
     with sole_writer(out, world):
         begun = any(file.exists() and file.stat().st_size for file in (out / RUN, out / STEPS))
@@ -149,35 +144,35 @@ def run(
         facts = _facts(config, model, loader, world) | {"source": source or {}}
         log = None
         if world.is_first:
-            asked = [boards.tensorboard(out, facts)] if tensorboard else []
-            asked += [boards.weights_and_biases(wandb, out, facts)] if wandb else []
+            loggers = [boards.tensorboard(out, facts)] if tensorboard else []
+            loggers += [boards.weights_and_biases(wandb, out, facts)] if wandb else []
             samples = facts["samples_per_step"]
-            log = RunLog(out, steps=config.steps, show=show, boards=asked, samples=samples)
+            log = RunLog(out, steps=config.steps, show=show, boards=loggers, samples=samples)
         loop = Loop(
             config, model, loss, loader, out=out, world=world, log=log, validate=validate,
             provenance={"dataset": facts["dataset"], "versions": facts["versions"]},
             masks=_masks_at_once(model, world),
         )  # fmt: skip
         first = loop.resume() if resume else 0
-        if first >= config.steps:  # nothing left to do, and nothing to report again
+        if first >= config.steps:  # all steps are done, and the report is written
             if world.is_first:
                 _LOG.warning("%s: all %d steps are done; a larger --steps continues", out, first)
             return loop.result
         if world.is_first:
-            save_config(config, out / "config.yaml")  # not before its checkpoint was found to fit
+            save_config(config, out / "config.yaml")  # not before its checkpoint is known to fit
             drop_steps(out, first)
         facts |= {"first_step": first, "seconds_before_first_wait": time.perf_counter() - began}
         return _accounted(loop, log, facts, count_flops)
 
 
 def _masks_at_once(model: nn.Module, world: World) -> int:
-    """1 where a pass is not the only one to draw its dropout: see `OnePass`.
+    """Dropout masks drawn at once (see `OnePass`): 1 if a pass may draw a mask again.
 
-    Blocks may run again in the backward pass, as those of an unknown model may; and ranks that
-    share a sample draw masks of different sizes for their parts of it, some of them alike.
+    With recomputation, and maybe in an unknown model, blocks run again in the backward pass; and
+    ranks that share a sample draw masks of different sizes for their parts, some of them equal.
     """
-    once = isinstance(model, AlphaFold) and not model.evoformer.checkpointing
-    return 32 if once and world.axis is None else 1
+    runs_once = isinstance(model, AlphaFold) and not model.evoformer.checkpointing
+    return 32 if runs_once and world.axis is None else 1
 
 
 def _accounted(
@@ -186,7 +181,7 @@ def _accounted(
     facts: dict[str, Any],
     count_flops: Callable[[dict[str, Tensor]], Mapping[str, float]] | None,
 ) -> TrainResult:
-    """Run the loop to its end; `run.json` says before and after what there is to say."""
+    """Runs the loop to its end; writes `run.json` before and after it."""
     config, world, first = loop.config, loop.world, facts["first_step"]
     count = config.profile_steps if config.steps - first > _WARM_UP + config.profile_steps else 0
     sampler = OperatorSampler(loop.clock, first=first + _WARM_UP, steps=count)
@@ -201,10 +196,10 @@ def _accounted(
         try:
             result = loop.run()
         except RuntimeError as error:
-            if not (why := out_of_memory(error)):
+            if not (text := out_of_memory(error)):
                 raise
             raise TrainerError(
-                f"out of memory ({why}); recompute activations with "
+                f"out of memory ({text}); recompute activations with "
                 "`model: {activation_checkpointing: true}`, share each sample among more ranks "
                 "with a larger `axial`, or lower loader.crop_size or batch_size"
             ) from error
@@ -226,7 +221,7 @@ def _accounted(
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: most that torch held on this rank's GPU, or of the process without one."""
+    """Peak bytes that torch allocated on this rank's GPU; without a GPU, of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

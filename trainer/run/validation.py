@@ -30,12 +30,13 @@ def validator(
     world: World,
     picture: Path | None = None,
 ) -> Callable[[], dict[str, float]]:
-    """Gives the mean of the structure metrics, by name, over batches that are the same every time.
+    """A function that returns mean structure metrics by name, over the same batches at every call.
 
-    The ranks measure their own batches and share the result. The first rank keeps the atoms of
-    its first chain, known and as predicted first and last (superposed), for the run report.
+    Each rank measures its batches, and all get the mean. The first rank saves the atoms of its
+    first chain for the run report: known, and predicted by the first and the last validation
+    (superposed). `picture` is the file for them.
 
-    The model is measured as it is, in evaluation mode, and `picture` is the file for those atoms.
+    The caller sets the model to evaluation mode.
     """
     loss = parts_of(config).loss
 
@@ -51,7 +52,7 @@ def validator(
         metrics = structure_metrics(*atoms)
         atom14 = outputs["sm"]["positions"][-1].float()
         violations = find_structural_violations(batch, atom14, loss)
-        finite = atom14.flatten(1).isfinite().all(1)  # of nan every comparison is false
+        finite = atom14.flatten(1).isfinite().all(1)  # comparisons with nan are False
         for name, value in violation_metrics(batch, atom14, violations).items():
             metrics[name] = value.where(finite, torch.nan)
         if "asym_id" in batch:
@@ -76,61 +77,62 @@ def validator(
 
 def complex_metrics(outputs: Mapping[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """`dockq` and `interface_lddt` (of CA atoms of different chains) of each complex, 0 without an
-    interface, and `iptm`, what the model thinks of it."""
+    interface, and the model's `iptm`."""
     samples = zip(
         outputs["final_atom_positions"], batch["all_atom_positions"], batch["all_atom_mask"],
         batch["asym_id"], strict=True,
     )  # fmt: skip
-    found = {"dockq": torch.stack([dockq(*sample).nan_to_num(0.0) for sample in samples])}
+    metrics = {"dockq": torch.stack([dockq(*sample).nan_to_num(0.0) for sample in samples])}
     ca = ATOM_ORDER["CA"]
-    found["interface_lddt"] = lddt(
+    metrics["interface_lddt"] = lddt(
         outputs["final_atom_positions"][..., ca, :].double(),
         batch["all_atom_positions"][..., ca, :].double(), batch["all_atom_mask"][..., ca].double(),
         eps=0.0, per_residue=False, between=batch["asym_id"],
     ).nan_to_num(0.0)  # fmt: skip
-    return found | ({"iptm": outputs["iptm_score"]} if "iptm_score" in outputs else {})
+    return metrics | ({"iptm": outputs["iptm_score"]} if "iptm_score" in outputs else {})
 
 
 def save_structure(outputs: Mapping[str, Any], batch: Mapping[str, Tensor], path: Path) -> None:
-    """The first sample of a batch beside its prediction, superposed, where its CA is known.
+    """Saves the first sample of a batch with its superposed prediction, where its CA is resolved.
 
     Args:
-        path: `.npz` file for `pred`, `true` and, of the first call, `first`: atoms
+        path: `.npz` file for `pred`, `true` and, from the first call, `first`: atoms
             `[n, 37, 3]` in ångström; `pred_mask` and `true_mask` `[n, 37]`, `aatype`, `chain`
             (from 1), `plddt` (0 to 100) and `residue` (from 0) `[n]`.
     """
     ca = ATOM_ORDER["CA"]
-    known = batch["all_atom_mask"][0, :, ca] > 0
+    resolved = batch["all_atom_mask"][0, :, ca] > 0
 
-    def of(values: Tensor) -> np.ndarray:
-        return values[0, known].float().cpu().numpy()
+    def select(values: Tensor) -> np.ndarray:
+        return values[0, resolved].float().cpu().numpy()
 
-    pred, true = of(outputs["final_atom_positions"]), of(batch["all_atom_positions"])
+    pred, true = select(outputs["final_atom_positions"]), select(batch["all_atom_positions"])
     residue = batch["residue_index"]
-    found: dict[str, Any] = {
+    arrays: dict[str, Any] = {
         "pred": superposed(pred[:, ca], true[:, ca], pred).astype(np.float32), "true": true,
-        "pred_mask": of(outputs["final_atom_mask"]), "true_mask": of(batch["all_atom_mask"]),
-        "plddt": of(outputs["plddt"]), "aatype": of(batch["aatype"]).astype(int),
-        "residue": of(residue).astype(int),
-        "chain": of(batch.get("asym_id", torch.ones_like(residue))).astype(int),
+        "pred_mask": select(outputs["final_atom_mask"]),
+        "true_mask": select(batch["all_atom_mask"]),
+        "plddt": select(outputs["plddt"]), "aatype": select(batch["aatype"]).astype(int),
+        "residue": select(residue).astype(int),
+        "chain": select(batch.get("asym_id", torch.ones_like(residue))).astype(int),
     }  # fmt: skip
     if path.is_file():
         with np.load(path) as before:
-            found["first"] = before["first"]
-    if found.setdefault("first", found["pred"]).shape != found["pred"].shape:
-        found["first"] = found["pred"]  # of a folder whose held-out chain has changed
+            arrays["first"] = before["first"]
+    if arrays.setdefault("first", arrays["pred"]).shape != arrays["pred"].shape:
+        arrays["first"] = arrays["pred"]  # the held-out chain of this folder has changed
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **found)
+    np.savez(path, **arrays)
 
 
 def held_out(
     config: TrainConfig, dataset: Any, world: World
 ) -> Callable[[], Iterator[dict[str, Tensor]]]:
-    """Gives the first `validate_batches` of a held-out dataset, the same ones at every call.
+    """A function that returns the first `validate_batches` of a held-out dataset at every call.
 
-    The loader starts at the same place with the same seed, with all recycles, the best templates,
-    no blocks of the MSA deleted and no chance acceptance; no chain comes twice in an epoch, but
-    to fill the last batch. The ranks share the batches.
+    The loader starts with the same state and seed, with all recycles, the best templates, no
+    deleted blocks of the MSA and no random acceptance; no chain repeats in an epoch, except to
+    fill the last batch. The batches are distributed over the ranks.
     """
     from evofeed.loader import FeatureLoader
 
@@ -139,7 +141,7 @@ def held_out(
     loader = FeatureLoader(
         dataset,
         settings.replace(
-            chains=None,  # these three say what is trained on
+            chains=None,  # these three select the training set
             released_from="",
             released_until="",
             num_blocks=0,  # these two as in OpenFold's evaluation

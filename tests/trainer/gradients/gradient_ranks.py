@@ -67,12 +67,12 @@ def from_all_ranks(value: Any) -> list[Any]:
 def averaged(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> dict[str, Any]:
     """Means, state and bytes of some steps of one mode, on random gradients."""
     exchange, rank = new(config, flat, locals_), dist.get_rank()
-    sent, owed = [], torch.zeros_like(flat.grad)
+    means, owed = [], torch.zeros_like(flat.grad)
     for step in range(STEPS):
         before = exchange.state.get("momentum", torch.zeros(())).clone()
         flat.grad.copy_(gradient(flat, step, rank))
         exchange.mean(flat.grad, step)
-        sent.append(flat.grad.clone())
+        means.append(flat.grad.clone())
         hosts = [gradient(flat, step, other) for other in range(RANKS)]
         if "momentum" in exchange.state:  # the residual collects momentum
             first = rank // locals_ * locals_
@@ -91,8 +91,8 @@ def averaged(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> dict[
     exchange.mean(flat.grad, STEPS)
     layout, saved = exchange.collect()
     return {
-        "sent": sent, "owed": owed, "bytes": bytes_between, "saved": saved, "layout": layout,
-        "same_everywhere": all(torch.equal(mean, sent[-1]) for mean in from_all_ranks(sent[-1])),
+        "sent": means, "owed": owed, "bytes": bytes_between, "saved": saved, "layout": layout,
+        "same_everywhere": all(torch.equal(mean, means[-1]) for mean in from_all_ranks(means[-1])),
         "spread": not bool(flat.grad.isfinite().all()),
         "untouched": all(
             from_all_ranks(all(torch.equal(state[n], exchange.state[n]) for n in state))
@@ -139,27 +139,27 @@ def train(out: Path, name: str, steps: int) -> Loop:
 
 def runs(out: Path, name: str) -> dict[str, Any]:
     """A run, the same in two pieces, and its state moved to other hosts and modes."""
-    whole = train(out / name / "whole", name, 30)
+    full = train(out / name / "whole", name, 30)
     train(out / name / "parts", name, 10)
     parts = train(out / name / "parts", name, 30)
-    layout, saved = World(rank=dist.get_rank(), size=RANKS).share(whole.exchange.collect())
+    layout, saved = World(rank=dist.get_rank(), size=RANKS).share(full.exchange.collect())
     moved: dict[str, Tensor] = {}
     for other in RUNS if name != "none" else ():
-        exchange = new(CASES[other], whole.optimizer, 1)
+        exchange = new(CASES[other], full.optimizer, 1)
         exchange.restore(layout, saved)
         if exchange.leftover is not None:
             moved["left"] = exchange.leftover
         moved |= {f"{other}.{key}": value for key, value in exchange.collect()[1].items()}
     same = (
         torch.equal(a, b)
-        for one, other in (
-            (whole.optimizer.state(), parts.optimizer.state()),
-            (whole.exchange.state, parts.exchange.state),
+        for ours, theirs in (
+            (full.optimizer.state(), parts.optimizer.state()),
+            (full.exchange.state, parts.exchange.state),
         )
-        for a, b in zip(one.values(), other.values(), strict=True)
+        for a, b in zip(ours.values(), theirs.values(), strict=True)
     )
     return {
-        "losses": whole.result.losses, "saved": saved, "layout": layout, "moved": moved,
+        "losses": full.result.losses, "saved": saved, "layout": layout, "moved": moved,
         "alike": from_all_ranks(all(same)),
     }  # fmt: skip
 

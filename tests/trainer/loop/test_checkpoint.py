@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, and say what does not fit."""
+"""Checkpoints are complete or absent, and their errors name what does not fit."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def save(folder: Path, *steps: int, keep: int = 3) -> None:
 
 
 def newest(folder: Path) -> Checkpoint:
-    found = newest_checkpoint(folder)
-    assert found is not None
-    return found
+    newest_complete = newest_checkpoint(folder)
+    assert newest_complete is not None
+    return newest_complete
 
 
 def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
     save(tmp_path, 7)
-    found, flat = newest(tmp_path), optimizer(seed=99)
-    restore(found, flat)
-    assert found.step == 7 and found.state == {"loader": {"position": 7}}
+    newest_complete, flat = newest(tmp_path), optimizer(seed=99)
+    restore(newest_complete, flat)
+    assert newest_complete.step == 7 and newest_complete.state == {"loader": {"position": 7}}
     for role, buffer in optimizer(seed=7).state().items():
         assert torch.equal(flat.state()[role], buffer), role
 
@@ -69,7 +69,7 @@ def test_the_newest_is_picked_and_only_some_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"), [("model", "gone"), ("ema", "short"), ("optimizer", "flipped")]
 )
-def test_a_damaged_checkpoint_is_passed_over_and_one_line_says_why(
+def test_a_damaged_checkpoint_is_skipped_and_one_line_says_why(
     tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(tmp_path, 1, 2)
@@ -88,13 +88,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_one_line_says_why(
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"step": 2}'])
-def test_a_checkpoint_without_a_readable_state_is_passed_over(tmp_path: Path, text: str) -> None:
+def test_a_checkpoint_without_a_readable_state_is_skipped(tmp_path: Path, text: str) -> None:
     save(tmp_path, 1, 2)
     (tmp_path / "step_00000002" / "state.json").write_text(text)
     assert newest(tmp_path).step == 1
 
 
-def test_a_folder_without_a_checkpoint_says_what_is_wanted_instead(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_says_what_to_give_instead(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a run's folder"):
         checkpoint_in(tmp_path)
     (tmp_path / "run.json").write_text("{}")
@@ -116,7 +116,7 @@ def test_a_write_cut_short_at_any_of_its_steps_leaves_the_checkpoint_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
-        """What no `except Exception` on the way may catch, as little as SIGKILL."""
+        """Like SIGKILL, not caught by any `except Exception`."""
 
     cuts = 0
     while True:

@@ -54,11 +54,11 @@ def test_a_step_that_overflows_changes_nothing_is_counted_and_halves_the_scale(
 def test_the_scale_grows_after_many_finite_steps_and_stays_in_its_range() -> None:
     scale = LossScale(torch.device("cpu"), patience=3)
     fine, broken = torch.ones(()), torch.tensor(torch.inf)
-    seen = []
+    factors = []
     for norm in (fine, fine, fine, fine, broken, fine, fine, fine):
         scale.update(norm)
-        seen.append(float(scale.factor) / 2**16)
-    assert seen == [1, 1, 2, 2, 1, 1, 1, 2]
+        factors.append(float(scale.factor) / 2**16)
+    assert factors == [1, 1, 2, 2, 1, 1, 1, 2]
     for _ in range(40):
         scale.update(broken)
     assert float(scale.factor) == 1.0 and bool(scale.is_least)
@@ -67,16 +67,16 @@ def test_the_scale_grows_after_many_finite_steps_and_stays_in_its_range() -> Non
     assert float(scale.factor) == 2.0**24
 
 
-def test_a_resumed_run_goes_on_with_its_scale_bit_for_bit(tmp_path: Path) -> None:
-    whole = loop(12, tmp_path / "whole", size=2.0**8)
-    expected = whole.run()
+def test_a_resumed_run_continues_with_its_scale_bit_for_bit(tmp_path: Path) -> None:
+    uninterrupted = loop(12, tmp_path / "whole", size=2.0**8)
+    expected = uninterrupted.run()
     first = loop(5, tmp_path / "parts", size=2.0**8).run()
     second = loop(12, tmp_path / "parts", size=2.0**8)
     assert second.resume() == 5
     assert first.losses + second.run().losses == expected.losses
     assert second.result.overflows == expected.overflows != []
-    assert whole.optimizer.scale is not None and second.optimizer.scale is not None
-    assert torch.equal(whole.optimizer.scale.state, second.optimizer.scale.state)
+    assert uninterrupted.optimizer.scale is not None and second.optimizer.scale is not None
+    assert torch.equal(uninterrupted.optimizer.scale.state, second.optimizer.scale.state)
     other = loop(14, tmp_path / "parts", kind="fp32", size=2.0**8)  # and in another precision
     assert other.resume() == 12 and len(other.run().losses) == 2
 
@@ -88,7 +88,7 @@ def test_the_model_in_float16_is_finite_where_masks_hide_whole_rows_and_near_flo
     batch = synthetic_batch(num_res=20, num_seq=6, num_extra_seq=9, num_templates=2, seed=1)
     batch["msa_mask"][..., -2:, :] = 0.0
     batch["extra_msa_mask"][..., -3:, :] = 0.0
-    found = {}
+    results = {}
     for kind in ("fp32", "fp16", "bf16"):
         model.zero_grad()
         with autocast(kind, "cpu"):
@@ -96,13 +96,13 @@ def test_the_model_in_float16_is_finite_where_masks_hide_whole_rows_and_near_flo
         value, _ = loss(outputs, batch)
         (value * 2.0**10).backward()
         grads = [p.grad.flatten() / 2.0**10 for p in model.parameters() if p.grad is not None]
-        found[kind] = float(value.detach()), torch.cat(grads)
-    exact, grad = found["fp32"]
+        results[kind] = float(value.detach()), torch.cat(grads)
+    exact, grad = results["fp32"]
     apart = {
-        kind: (abs(value - exact) / exact, float((one - grad).norm() / grad.norm()))
-        for kind, (value, one) in found.items()
+        kind: (abs(value - exact) / exact, float((result - grad).norm() / grad.norm()))
+        for kind, (value, result) in results.items()
     }
-    assert bool(found["fp16"][1].isfinite().all())
+    assert bool(results["fp16"][1].isfinite().all())
     assert apart["fp16"][0] < 2e-3 and apart["fp16"][1] < 0.03, apart
     assert apart["fp16"][1] < apart["bf16"][1], apart  # it has three digits more
 

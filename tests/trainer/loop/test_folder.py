@@ -16,7 +16,7 @@ from evofeed.store import Dataset, copy_dataset, remove_chains
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.report.run_report import make_report
 from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.folder import as_begun, sole_writer, source_of
+from evofeed.trainer.run.folder import at_run_snapshot, sole_writer, source_of
 
 
 def hold(out: Path) -> None:
@@ -58,16 +58,16 @@ def test_a_run_reads_the_ref_it_is_given_and_continues_with_the_snapshot_it_bega
         "model: {evoformer: {no_blocks: 1}, structure_module: {no_blocks: 1}}\n"
     )
     words = ["train", str(recipe), "--dataset", f"{data}@train", "--validation", f"{data}@unseen"]
-    there = ["--out", str(out), "--device", "cpu"]
-    assert exit_code(*words, *there) == 0
+    options = ["--out", str(out), "--device", "cpu"]
+    assert exit_code(*words, *options) == 0
     began = {"dataset": [part.digest]}
     assert began.items() <= json.loads((out / "run.json").read_text()).items()
     assert "metrics" in read_steps(out)[0]
     remove_chains(data, [next(iter(part))], ref="train")
     assert Dataset.open(data, "train").digest != part.digest
-    begun = as_begun(f"{data}@train", out, World())
-    assert [dataset.digest for dataset in begun] == [part.digest]
-    assert exit_code("train", "--resume", *there, "--steps", "2") == 0
+    datasets = at_run_snapshot(f"{data}@train", out, World())
+    assert [dataset.digest for dataset in datasets] == [part.digest]
+    assert exit_code("train", "--resume", *options, "--steps", "2") == 0
     first, second = read_steps(out)
     assert "metrics" in second and second["terms"].keys() == first["terms"].keys()
     assert began.items() <= json.loads((out / "run.json").read_text()).items()
@@ -81,7 +81,7 @@ def test_a_run_reads_the_ref_it_is_given_and_continues_with_the_snapshot_it_bega
 
 
 def test_a_resume_without_a_run_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match="no run to go on with: give --dataset"):
+    with pytest.raises(TrainerError, match="no run to continue: give --dataset"):
         source_of(tmp_path)
 
 
@@ -95,5 +95,5 @@ def test_a_damaged_file_of_facts_is_named_with_what_mends_it(tmp_path: Path) -> 
 @pytest.mark.parametrize("facts", ["", "[]", '{"dataset": ["a", "b"]}', '{"dataset": null}'])
 def test_without_a_run_to_go_on_with_a_uri_stays_as_it_is(tmp_path: Path, facts: str) -> None:
     (tmp_path / "run.json").write_text(facts)
-    assert as_begun(["data/"], tmp_path, World()) == ["data/"]
-    assert as_begun("data/", tmp_path / "none", World()) == "data/"
+    assert at_run_snapshot(["data/"], tmp_path, World()) == ["data/"]
+    assert at_run_snapshot("data/", tmp_path / "none", World()) == "data/"

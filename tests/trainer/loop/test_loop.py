@@ -46,8 +46,8 @@ def test_a_step_of_two_passes_moves_by_the_mean_of_both_samples_gradients(
     norm = torch.stack([mean.norm() for mean in means.values()]).norm()
     factor = min(1.0, optim.max_norm / float(norm)) if clip == "global" else 1.0
     for name, moment in run.optimizer.views(run.optimizer.exp_avg):
-        wanted = (1 - optim.beta1) * factor * means[name]
-        torch.testing.assert_close(moment, wanted, rtol=1e-4, atol=1e-9, msg=name)
+        expected = (1 - optim.beta1) * factor * means[name]
+        torch.testing.assert_close(moment, expected, rtol=1e-4, atol=1e-9, msg=name)
 
 
 def test_steps_without_a_finite_gradient_change_nothing_and_are_written_down(
@@ -91,7 +91,7 @@ def test_sigterm_saves_and_ends_the_run_cleanly(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_a_loader_without_batches_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+def test_a_loader_without_batches_is_an_error_and_not_an_endless_loop(tmp_path: Path) -> None:
     class Empty(TinyLoader):
         def __iter__(self):
             return iter(())
@@ -100,36 +100,36 @@ def test_a_loader_without_batches_is_an_error_and_no_endless_loop(tmp_path: Path
         standin_loop(tmp_path, 2, loader=Empty()).run()
 
 
-def test_validation_sees_the_averaged_weights_and_gives_the_others_back(tmp_path: Path) -> None:
-    seen = []
+def test_validation_sees_the_averaged_weights_and_restores_the_others(tmp_path: Path) -> None:
+    averaged = []
 
     def validate() -> dict[str, float]:
-        seen.append(torch.equal(run.optimizer.param, kept[-1]))
+        averaged.append(torch.equal(run.optimizer.param, weights[-1]))
         return {"lddt_ca": 0.5}
 
-    kept: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
 
     def note(step: int) -> None:
-        kept.append(run.optimizer.param.clone())
+        weights.append(run.optimizer.param.clone())
 
     run = standin_loop(tmp_path, 5, validate_every=4, validate=validate, watch=note)
     run.run()
-    assert seen == [False, False]  # after the fourth step and at the end
+    assert averaged == [False, False]  # after the fourth step and at the end
     assert run.model.training
     assert not torch.equal(run.optimizer.param, run.optimizer.ema)
     assert (tmp_path / CHECKPOINTS).is_dir()
 
 
-def test_a_caller_may_average_the_gradient_himself(tmp_path: Path) -> None:
-    seen = []
+def test_a_caller_may_average_the_gradient(tmp_path: Path) -> None:
+    norms = []
 
     def look_then_average(run: Loop) -> None:
-        seen.append(float(run.optimizer.grad.norm()))
+        norms.append(float(run.optimizer.grad.norm()))
         run.sync_grad()
 
     ours = standin_loop(tmp_path / "ours", 6, after_backward=look_then_average).run()
     assert ours.losses == standin_loop(tmp_path / "theirs", 6).run().losses
-    assert len(seen) == 6 and all(seen)
+    assert len(norms) == 6 and all(norms)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_cuda_means_the_gpu_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None
     with join_world("cuda:0") as world:
         assert world.device == torch.device("cuda", 0)
     monkeypatch.setenv("LOCAL_RANK", "2")
-    message = "local rank 2 has no GPU of its own: 2 there"
+    message = "local rank 2 has no GPU: this host has 2"
     with pytest.raises(TrainerError, match=message), join_world("cuda"):
         pass
 
@@ -186,13 +186,13 @@ class TwoHeads(nn.Module):
 
 def test_the_module_where_a_pass_stops_being_finite_is_named_first() -> None:
     model, batch = TwoHeads(), {"x": torch.ones(2, 3)}
-    with first_nonfinite(model) as found:
+    with first_nonfinite(model) as names:
         model(batch)
-        assert found == []
+        assert names == []
         with torch.no_grad():
             model.trunk.bias[1] = float("inf")
         model(batch)
-    assert found == ["trunk", "left", "right"]
+    assert names == ["trunk", "left", "right"]
 
 
 def numbers(stream: BatchStream, count: int) -> list[float]:
@@ -216,12 +216,14 @@ def test_the_first_batches_come_again_and_again() -> None:
 def test_kept_batches_are_copies_that_a_loader_may_overwrite() -> None:
     class Reusing(TinyLoader):
         def __iter__(self):
-            kept: dict[str, Tensor] = {}
+            buffers: dict[str, Tensor] = {}
             for batch in super().__iter__():
-                kept = kept or {name: torch.empty_like(value) for name, value in batch.items()}
+                buffers = buffers or {
+                    name: torch.empty_like(value) for name, value in batch.items()
+                }
                 for name, value in batch.items():
-                    kept[name].copy_(value)
-                yield kept
+                    buffers[name].copy_(value)
+                yield buffers
 
     assert numbers(BatchStream(FixedBatches(Reusing(), 3)), 4) == numbers(
         BatchStream(FixedBatches(TinyLoader(), 3)), 4

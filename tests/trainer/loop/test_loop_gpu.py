@@ -1,4 +1,4 @@
-"""What only a GPU shows: the clock by events, steps as CUDA graphs, resume, the profiler."""
+"""Tests that need a GPU: the clock by events, steps as CUDA graphs, resume, the profiler."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def test_a_resumed_run_continues_within_a_millionth(
         settings = config(steps, precision=precision, kernels=kernels)
         return train(settings, tiny_dataset, out=tmp_path / name, **changes).losses
 
-    whole = losses(8, "whole")
-    assert losses(4, "parts") + losses(8, "parts", resume=True) == pytest.approx(whole, rel=1e-6)
+    uninterrupted = losses(8, "whole")
+    assert losses(4, "parts") + losses(8, "parts", resume=True) == pytest.approx(
+        uninterrupted, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,9 @@ def test_both_ways_of_clipping_give_the_recorded_gradients(golden: Path) -> None
             assert global_norm(mean).item() == pytest.approx(meta["mean_norm"], rel=1e-6)
             coefficient = clip_coefficient(global_norm(mean), limit)
             for index, name in enumerate(("w", "b")):
-                each = torch.stack([pair[index] for pair in clipped]).mean(0).double()
+                mean_of_clipped = torch.stack([pair[index] for pair in clipped]).mean(0).double()
                 expected = torch.tensor(arrays[f"per_sample_then_mean.{name}"])
-                torch.testing.assert_close(each, expected, rtol=1e-6, atol=1e-9)
+                torch.testing.assert_close(mean_of_clipped, expected, rtol=1e-6, atol=1e-9)
                 torch.testing.assert_close(
                     mean[index] * coefficient,
                     torch.tensor(arrays[f"mean_then_clip.{name}"]),

@@ -52,30 +52,30 @@ def _validate(folder: Path) -> None:
     (folder / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     rng = np.random.default_rng(0)
     true = np.cumsum(rng.normal(size=(50, 1, 3)), axis=0) + rng.normal(size=(50, 37, 3))
-    each = {name: np.ones((50, 37)) for name in ("pred_mask", "true_mask")}
-    each |= {name: np.zeros(50, int) for name in ("aatype", "plddt")}
+    arrays = {name: np.ones((50, 37)) for name in ("pred_mask", "true_mask")}
+    arrays |= {name: np.zeros(50, int) for name in ("aatype", "plddt")}
     np.savez(
-        folder / STRUCTURE, true=true, pred=true + 1.0, first=true + 2.0, **each,
+        folder / STRUCTURE, true=true, pred=true + 1.0, first=true + 2.0, **arrays,
         chain=np.ones(50, int), residue=np.arange(50),
     )  # fmt: skip
 
 
 def _panels(page: str) -> dict[str, Any]:
     """The figure of each panel by its title."""
-    found = re.findall(
+    figures = re.findall(
         r'<figcaption>([^<]*?) ?<.*?data-(?:figure|structure)="(.*?)"',
         page.partition("<script")[0],
         re.DOTALL,
     )
-    return {title: json.loads(html.unescape(data)) for title, data in found}
+    return {title: json.loads(html.unescape(data)) for title, data in figures}
 
 
 def _no_reference(page: str) -> None:
     """No attribute or style rule that makes a browser ask for anything, and a policy against it."""
-    own = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
-    assert not re.findall(r"<[^>]*\s(?:src|href|srcset|xlink:href|action|poster)\s*=", own)
-    assert not re.findall(r"<(?:link|iframe|object|embed|base|img)\b", own)
-    assert not re.findall(r"url\((?!\"?'?data:)|@import", own)
+    markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.findall(r"<[^>]*\s(?:src|href|srcset|xlink:href|action|poster)\s*=", markup)
+    assert not re.findall(r"<(?:link|iframe|object|embed|base|img)\b", markup)
+    assert not re.findall(r"url\((?!\"?'?data:)|@import", markup)
     assert "default-src 'none'" in page and "Plotly.newPlot(place" in page
 
 

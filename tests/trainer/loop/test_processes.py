@@ -36,7 +36,7 @@ def overflow_on_one(out: Path, clip: str) -> None:
         result = loop.run()
         scale = loop.optimizer.scale
         assert scale is not None
-        found = world.collect(
+        by_rank = world.collect(
             {
                 "overflows": result.overflows, "skipped": result.skipped,
                 "scale": scale.state.tolist(), "updates": loop.optimizer.updates.item(),
@@ -44,7 +44,7 @@ def overflow_on_one(out: Path, clip: str) -> None:
             }
         )  # fmt: skip
     if world.is_first:
-        print(json.dumps(found))
+        print(json.dumps(by_rank))
 
 
 def die_on_one(out: Path) -> None:
@@ -69,11 +69,11 @@ def die_on_one(out: Path) -> None:
 def test_an_overflow_on_one_rank_halves_the_scale_of_all(tmp_path: Path, clip: str) -> None:
     """The second rank's loss is 128 times the first's, which never overflows."""
     printed = run_ranks(2, overflow_on_one, tmp_path / "run", clip, folder=tmp_path)
-    one, other = json.loads(printed.splitlines()[-1])
-    assert one == other
-    times = len(one["overflows"])
-    assert one["overflows"] == list(range(times)) and 1 < times < 8 and one["skipped"] == []
-    assert one["scale"] == [2.0 ** (16 - times), 8 - times] and one["updates"] == 8 - times
+    first, second = json.loads(printed.splitlines()[-1])
+    assert first == second
+    times = len(first["overflows"])
+    assert first["overflows"] == list(range(times)) and 1 < times < 8 and first["skipped"] == []
+    assert first["scale"] == [2.0 ** (16 - times), 8 - times] and first["updates"] == 8 - times
 
 
 def test_a_rank_that_dies_ends_the_others_in_seconds_with_what_to_do(tmp_path: Path) -> None:

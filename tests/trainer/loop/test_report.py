@@ -1,4 +1,4 @@
-"""The run report: every figure there, parts that add up, a table and a page; boards beside it."""
+"""The run report: all figures, parts that add up, a table and a page; and the boards."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_the_report_holds_the_six_figures_and_parts_that_add_up(folder: Path) ->
     for part in ("data_wait", "forward", "backward", "optimizer", "checkpoint", "first_batch"):
         assert breakdown["seconds"][part] > 0, part
     waited = sum(line["seconds"]["data_wait"] for line in read_steps(folder)[1:])
-    share = waited / breakdown["wall_seconds"]  # the first batch is a figure of its own
+    share = waited / breakdown["wall_seconds"]  # the first batch is a separate figure
     assert math.isclose(report["data_wait"]["share"], share)
     groups = report["operators"]["groups"]
-    assert "gemm" in groups and math.isclose(sum(one["share"] for one in groups.values()), 1.0)
+    assert "gemm" in groups and math.isclose(sum(entry["share"] for entry in groups.values()), 1.0)
 
 
 def test_what_was_not_measured_or_ended_early_says_why(folder: Path) -> None:
@@ -108,8 +108,8 @@ def test_the_report_prints_as_table_and_json_and_writes_a_page(
 
 
 def test_a_validation_that_is_not_finite_is_reported_as_that(tmp_path: Path) -> None:
-    found = {"lddt_ca": math.nan, "tm_score": 0.5}
-    _run(tmp_path, 2, validate_every=1, validate=lambda: found)
+    metrics = {"lddt_ca": math.nan, "tm_score": 0.5}
+    _run(tmp_path, 2, validate_every=1, validate=lambda: metrics)
     rows = dict(report_rows(make_report(tmp_path)))
     assert rows["validation"] == "lddt_ca not finite, tm_score 0.5 after 2 steps"
 
@@ -253,8 +253,8 @@ def test_weights_and_biases_gets_every_step_and_a_resumed_run_continues_in_it(
     assert wandb.calls[0]["project"] == "folding" and wandb.calls[0]["name"] == "a"
     assert wandb.calls[0]["config"]["config"]["steps"] == 3
     assert [step for step, _ in wandb.logged] == [0, 1, 2]
-    wanted = {"train/loss", "train/norm", "train/samples_per_second", "time/data_wait_share"}
-    assert all(wanted <= values.keys() for _, values in wandb.logged)
+    expected = {"train/loss", "train/norm", "train/samples_per_second", "time/data_wait_share"}
+    assert all(expected <= values.keys() for _, values in wandb.logged)
     _run(tmp_path / "a", 5, wandb="folding", resume=True)
     assert wandb.calls[1]["id"] == "abc123"
     assert [step for step, _ in wandb.logged] == [0, 1, 2, 3, 4]

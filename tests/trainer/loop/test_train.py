@@ -52,11 +52,11 @@ def _precision_as_before() -> Any:
 
 @pytest.mark.slow
 def test_resume_equals_never_having_stopped_bit_for_bit(tiny_dataset: str, tmp_path: Path) -> None:
-    whole = train(config(4, deterministic=True), tiny_dataset, out=tmp_path / "whole")
+    uninterrupted = train(config(4, deterministic=True), tiny_dataset, out=tmp_path / "whole")
     first = train(config(2, deterministic=True), tiny_dataset, out=tmp_path / "parts")
     second = train(config(4, deterministic=True), tiny_dataset, out=tmp_path / "parts", resume=True)
     assert second.first_step == 2
-    assert first.losses + second.losses == whole.losses
+    assert first.losses + second.losses == uninterrupted.losses
     a, b = (newest_checkpoint(tmp_path / name / "checkpoints") for name in ("whole", "parts"))
     assert a is not None and b is not None
     for file in ("model", "ema", "optimizer"):
@@ -192,10 +192,10 @@ def test_validation_takes_every_chain_once_whichever_are_trained_on(tiny_dataset
     settings = config(1, validate_batches=100, loader={**CROP, **trained})
     for size in (1, 2):
         worlds = [World(rank=rank, size=size) for rank in range(size)]
-        given = [list(held_out(settings, dataset, world)()) for world in worlds]
-        assert [len(batches) for batches in given] == [-(-len(dataset.index) // size)] * size
+        by_rank = [list(held_out(settings, dataset, world)()) for world in worlds]
+        assert [len(batches) for batches in by_rank] == [-(-len(dataset.index) // size)] * size
         # The best template every time: training draws whether there is one.
-        assert all(batch["template_mask"].all() for batches in given for batch in batches)
+        assert all(batch["template_mask"].all() for batches in by_rank for batch in batches)
 
 
 @pytest.mark.slow
@@ -226,16 +226,16 @@ def test_fixed_batches_of_a_mixture_are_measured_without_a_validation_set(
 def test_the_command_hands_on_datasets_shares_and_chains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[Any] = []
+    received: list[Any] = []
 
     def note(*arguments: Any, **options: Any) -> TrainResult:
-        asked.extend(arguments)
+        received.extend(arguments)
         return TrainResult(out=options["out"])
 
     monkeypatch.setattr("evofeed.trainer.run.train.train", note)
     mixture = ["--dataset", "pdb", "--share", "0.25", "--dataset", "distilled", "--share", "0.75"]
     exit_code("train", "overfit", *mixture, "--chain", "1abc_A", "--out", str(tmp_path))
-    settings, datasets = asked
+    settings, datasets = received
     assert datasets == ["pdb", "distilled"] and settings.shares == (0.25, 0.75)
     assert settings.loader == {"chains": ("1abc_A",)}
     for words, says in (

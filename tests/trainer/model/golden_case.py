@@ -54,11 +54,11 @@ class Case:
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
         """Arrays of a prefix as tensors; floats in this case's precision."""
-        found = {}
+        tensors = {}
         for name, array in self.group(prefix).items():
             tensor = torch.from_numpy(np.array(array))
-            found[name] = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-        return found
+            tensors[name] = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+        return tensors
 
     def inputs(self) -> dict[str, Tensor]:
         tensors = self.tensors("in")
@@ -66,9 +66,9 @@ class Case:
             tensors[name].requires_grad_()
         return tensors
 
-    def recorded(self, what: str) -> float:
+    def recorded(self, group: str) -> float:
         """The pack's own float32 error of `out`, `gin` or `gparam`."""
-        return float(self.meta.get("f32_vs_f64_maxrel", {}).get(what, 0.0))
+        return float(self.meta.get("f32_vs_f64_maxrel", {}).get(group, 0.0))
 
     def compare_outputs(
         self, got: Mapping[str, Tensor], tolerance: float | None = None
@@ -83,13 +83,13 @@ class Case:
                 off[name] = error
         return off
 
-    def compare_gradients(self, what: str, got: Mapping[str, Tensor]) -> dict[str, float]:
+    def compare_gradients(self, group: str, got: Mapping[str, Tensor]) -> dict[str, float]:
         """Every stored gradient of `gin` or `gparam` against ours; returns those that are off."""
-        stored = self.group(what + self.suffix)
+        stored = self.group(group + self.suffix)
         if not stored:
             return {}
         largest = max(float(np.abs(want).max(initial=0)) for want in stored.values())
-        tolerance = F64_TOLERANCE if self.suffix else max(1e-4, 10 * self.recorded(what))
+        tolerance = F64_TOLERANCE if self.suffix else max(1e-4, 10 * self.recorded(group))
         off = {}
         for name, want in stored.items():
             ours = got[name].detach().numpy()

@@ -58,18 +58,24 @@ def hparams(case: Case, *drop: str) -> dict[str, Any]:
 
 
 def _maths(hparams: dict[str, Any], drop: set[str]) -> dict[str, Any]:
-    kept = {k: v for k, v in hparams.items() if k not in drop}
-    if "trans_scale_factor" in kept:  # the one float that OpenFold writes as an integer
-        kept["trans_scale_factor"] = float(kept["trans_scale_factor"])
-    return {k: _maths(v, drop) if isinstance(v, dict) else v for k, v in kept.items()}
+    sizes = {k: v for k, v in hparams.items() if k not in drop}
+    if "trans_scale_factor" in sizes:  # the one float that OpenFold writes as an integer
+        sizes["trans_scale_factor"] = float(sizes["trans_scale_factor"])
+    return {k: _maths(v, drop) if isinstance(v, dict) else v for k, v in sizes.items()}
 
 
-def made(cls: Callable[..., nn.Module], given: dict[str, Any]) -> nn.Module:
-    """A module from OpenFold's arguments, of which ours may take some as a configuration."""
+def build(cls: Callable[..., nn.Module], arguments: dict[str, Any]) -> nn.Module:
+    """A module from OpenFold's arguments, some of which may be fields of our configuration."""
     kind = get_type_hints(cls.__init__).get("config") if isinstance(cls, type) else None
-    own = {item.name for item in fields(kind)} if kind else set()
-    config = {"config": kind(**{name: given[name] for name in own & given.keys()})} if kind else {}
-    return cls(**config, **{name: value for name, value in given.items() if name not in own})
+    config_fields = {item.name for item in fields(kind)} if kind else set()
+    config = (
+        {"config": kind(**{name: arguments[name] for name in config_fields & arguments.keys()})}
+        if kind
+        else {}
+    )
+    return cls(
+        **config, **{name: value for name, value in arguments.items() if name not in config_fields}
+    )
 
 
 def load(case: Case, module: nn.Module) -> Any:
@@ -105,21 +111,21 @@ def runs(
 ) -> Runner:  # fmt: skip
     """Runner of a module made without the hparams to drop.
 
-    It is called with the inputs `names` (absent ones are left out) and options, or as told. What
-    it gives is named by `out`, but for a table.
+    It is called with the inputs `names` (absent ones are omitted) and options, or by `call`. Its
+    outputs are named by `out`, unless they are a dict.
     """
     outs = out.split()
 
     def run(case: Case, inputs: Inputs) -> tuple[nn.Module, Outputs]:
-        module = load(case, made(cls, hparams(case, *drop)))
-        given = {name: inputs[name] for name in names if name in inputs}
+        module = load(case, build(cls, hparams(case, *drop)))
+        arguments = {name: inputs[name] for name in names if name in inputs}
         if call is not None:
-            got = call(module, inputs)
+            result = call(module, inputs)
         else:
-            got = module(**given, **options) if given else module(*inputs.values())
-        if isinstance(got, dict):
-            return module, got
-        return module, dict(zip(outs, got if len(outs) > 1 else (got,), strict=True))
+            result = module(**arguments, **options) if arguments else module(*inputs.values())
+        if isinstance(result, dict):
+            return module, result
+        return module, dict(zip(outs, result if len(outs) > 1 else (result,), strict=True))
 
     return run
 
@@ -132,11 +138,16 @@ def of_loss(
     In a `LossConfig` they may have a prefix or another of the `names`; floats all of them, where
     OpenFold has 31.
     """
-    own, inputs = {item.name for item in fields(LossConfig)}, inspect.signature(function).parameters
+    local_names, inputs = (
+        {item.name for item in fields(LossConfig)},
+        inspect.signature(function).parameters,
+    )
 
     def run(case: Case, x: Inputs) -> tuple[None, Outputs]:
-        named = {names.get(k, k if k in own else prefix + k): v for k, v in hparams(case).items()}
-        config = LossConfig(**{k: float(v) for k, v in named.items() if k in own})
+        named = {
+            names.get(k, k if k in local_names else prefix + k): v for k, v in hparams(case).items()
+        }
+        config = LossConfig(**{k: float(v) for k, v in named.items() if k in local_names})
         return None, {out: function(**{name: x.get(name) for name in inputs} | {"config": config})}
 
     return run
@@ -178,10 +189,10 @@ def _torsion(case: Case, x: Inputs) -> tuple[None, Outputs]:
 
 
 def _tm_pae(case: Case, x: Inputs) -> tuple[None, Outputs]:
-    found = heads.compute_predicted_aligned_error(x["logits"])
+    errors = heads.compute_predicted_aligned_error(x["logits"])
     count = torch.tensor(x["logits"].shape[-2])
     ptm = heads.best_alignment(heads.expected_tm(x["logits"], count))
-    return None, found | {"ptm": ptm}
+    return None, errors | {"ptm": ptm}
 
 
 def _inverted_as_quaternion(frames7: Tensor) -> Rigid:
@@ -219,10 +230,10 @@ def _violation(case: Case, x: Inputs) -> tuple[None, Outputs]:
         clash_overlap_tolerance=h["clash_overlap_tolerance"],
         eps=h["eps"],
     )
-    found = violation.find_structural_violations(x, x["pred_atom14"], config)
-    loss = violation.violation_loss(found, x["atom14_atom_exists"], config)
-    metrics = violation.violation_metrics(x, x["pred_atom14"], found)
-    return None, flatten({"loss": loss, "violations": found, "metrics": metrics})
+    violations = violation.find_structural_violations(x, x["pred_atom14"], config)
+    loss = violation.violation_loss(violations, x["atom14_atom_exists"], config)
+    metrics = violation.violation_metrics(x, x["pred_atom14"], violations)
+    return None, flatten({"loss": loss, "violations": violations, "metrics": metrics})
 
 
 def _lddt_ca(case: Case, x: Inputs) -> tuple[None, Outputs]:
@@ -270,21 +281,21 @@ def nest(flat: dict[str, Tensor]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         *path, last = key.split(".")
-        place = nested
+        level = nested
         for part in path:
-            place = place.setdefault(part, {})
-        place[last] = value
+            level = level.setdefault(part, {})
+        level[last] = value
     return nested
 
 
 def in_order(cls: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """For modules whose sizes OpenFold names otherwise, one by one, in the order of ours."""
+    """For modules whose sizes OpenFold names otherwise, one by one, in evofeed's order."""
     return lambda **sizes: cls(*sizes.values())
 
 
 def structure(module: nn.Module, x: Inputs) -> Outputs:
-    found: Outputs = module(x["single"], x["pair"], x["aatype"], x["mask"])
-    return found
+    outputs: Outputs = module(x["single"], x["pair"], x["aatype"], x["mask"])
+    return outputs
 
 
 one_linear = in_order(primitives.OneLinear)

@@ -1,4 +1,4 @@
-"""How each kind of golden case of complexes runs on our code, beside those of `golden_kinds`."""
+"""Runners of the golden cases of complexes; those of chains are in `golden_kinds`."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def _tm(case: Case, x: Inputs) -> tuple[None, Outputs]:
     # The recording has the best of the whole batch; ours is of each sample.
     ptm = heads.best_alignment(expected, weights).amax()
     iptm = heads.best_alignment(expected, weights, x["asym_id"]).amax()
-    found = heads.compute_predicted_aligned_error(x["logits"])
+    errors = heads.compute_predicted_aligned_error(x["logits"])
     score = h["ptm_weight"] * ptm + h["iptm_weight"] * iptm
-    return None, found | {"ptm": ptm, "iptm": iptm, "weighted_ptm_score": score}
+    return None, errors | {"ptm": ptm, "iptm": iptm, "weighted_ptm_score": score}
 
 
 def _fape(case: Case, x: Inputs) -> tuple[None, Outputs]:
@@ -130,9 +130,9 @@ def _violation(case: Case, x: Inputs) -> tuple[None, Outputs]:
 
     tables = table("ATOM14_TO_ATOM37", x["aatype"].device)
     x = x | {"residx_atom14_to_atom37": tables[x["aatype"]]}
-    found = violation.find_structural_violations(x, x["pred_atom14"], config)
-    loss = violation.violation_loss(found, x["atom14_atom_exists"], config)
-    return None, flatten({"loss": loss, "violations": found})
+    violations = violation.find_structural_violations(x, x["pred_atom14"], config)
+    loss = violation.violation_loss(violations, x["atom14_atom_exists"], config)
+    return None, flatten({"loss": loss, "violations": violations})
 
 
 def whole_multimer(case: Case, x: Inputs) -> tuple[nn.Module, Outputs, Tensor, dict[str, Tensor]]:

@@ -92,10 +92,10 @@ def loss_config_from_openfold(config: Mapping[str, Any]) -> LossConfig:
         fape=fape["weight"],
         fape_backbone=fape[backbone]["weight"],
         fape_sidechain=fape["sidechain"]["weight"],
-        fape_clamp_distance=_one(
+        fape_clamp_distance=_common_value(
             config, f"fape.{backbone}.clamp_distance", "fape.sidechain.clamp_distance"
         ),
-        fape_length_scale=_one(
+        fape_length_scale=_common_value(
             config, f"fape.{backbone}.loss_unit_distance", "fape.sidechain.length_scale"
         ),
         supervised_chi=chi["weight"],
@@ -109,9 +109,9 @@ def loss_config_from_openfold(config: Mapping[str, Any]) -> LossConfig:
         distogram_max_bin=config["distogram"]["max_bin"],
         plddt_cutoff=config["plddt_loss"]["cutoff"],
         tm_max_bin=float(config["tm"]["max_bin"]),
-        min_resolution=_one(config, *(f"{name}.min_resolution" for name in confident)),
-        max_resolution=_one(config, *(f"{name}.max_resolution" for name in confident)),
-        eps=_one(
+        min_resolution=_common_value(config, *(f"{name}.min_resolution" for name in confident)),
+        max_resolution=_common_value(config, *(f"{name}.max_resolution" for name in confident)),
+        eps=_common_value(
             config,
             *("distogram.eps", "masked_msa.eps", "supervised_chi.eps", "violation.eps"),
             *(f"{name}.eps" for name in confident),
@@ -122,7 +122,7 @@ def loss_config_from_openfold(config: Mapping[str, Any]) -> LossConfig:
 
 
 def _multimer_losses(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What only losses of complexes have."""
+    """Constants of the losses of complexes only."""
     centre = config.get("chain_center_of_mass", {})
     interface = config["fape"].get("interface_backbone")
     if interface is None:
@@ -139,13 +139,13 @@ def _multimer_losses(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _one(config: Mapping[str, Any], *paths: str) -> float:
-    """The one number that is at all of the paths, dots between their parts."""
-    found = set()
+def _common_value(config: Mapping[str, Any], *paths: str) -> float:
+    """The number that all of the paths (parts joined by dots) have."""
+    values = set()
     for path in paths:
         value: Any = config
         for part in path.split("."):
             value = value[part]
-        found.add(float(value))
-    (number,) = found
+        values.add(float(value))
+    (number,) = values
     return number

@@ -71,13 +71,13 @@ def samples(records: Sequence[ChainRecord]) -> list[tuple[str, dict[str, Tensor]
         max_templates=SIZES["num_templates"],
         num_blocks=0,
     )
-    found = []
+    named = []
     for record in [r for r in records if r.all_atom_mask is not None][:SAMPLES]:
         crop = Crop(start=(record.num_res - length) // 2, length=length, templates=())
-        found.append((record.chain_id, sample_batch(record, config, crop, [FirstRows()])))
-    for seed in range(SAMPLES - len(found)):
-        found.append((f"synthetic{seed}", synthetic_batch(**SIZES, seed=seed)))
-    return [(name, batch | {"use_clamped_fape": torch.zeros(1)}) for name, batch in found]
+        named.append((record.chain_id, sample_batch(record, config, crop, [FirstRows()])))
+    for seed in range(SAMPLES - len(named)):
+        named.append((f"synthetic{seed}", synthetic_batch(**SIZES, seed=seed)))
+    return [(name, batch | {"use_clamped_fape": torch.zeros(1)}) for name, batch in named]
 
 
 def training(batches: Sequence[dict[str, Tensor]], steps: int) -> Iterator[dict[str, float]]:

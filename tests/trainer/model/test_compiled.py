@@ -1,4 +1,4 @@
-"""What a recorded run compiles gives the numbers of the plain operators."""
+"""Operators compiled in runs with CUDA graphs give the numbers of the plain ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evofeed.trainer.model.compiled import compile_structure
 def compare() -> None:
     """Structure module and losses plain, compiled, and compiled but told to be eager.
 
-    In a process of its own: the shape checks of a test run cannot be traced. Graphs run as they
+    In a separate process: the shape checks of a test run cannot be traced. Graphs run as they
     were traced: the code generator's compiler is not what is tested.
     """
     torch.compile = partial(torch.compile, backend="aot_eager")
@@ -31,20 +31,20 @@ def compare() -> None:
         for parameter in model.structure_module.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
 
-    def found() -> list[Tensor]:
+    def values() -> list[Tensor]:
         total, _ = loss(model(batch), batch)
         parameters = list(model.structure_module.parameters())
         grads = torch.autograd.grad(total, parameters, allow_unused=True)
         return [total.detach(), *(g for g in grads if g is not None)]
 
-    plain = found()
+    plain = values()
     compile_structure(model.structure_module)
     counted: Any = torch._dynamo.utils.counters
     counted.clear()
-    compiled = found()
+    compiled = values()
     graphs = counted["stats"]["unique_graphs"]
     with torch.compiler.set_stance("force_eager"):
-        eager = found()
+        eager = values()
     pairs = zip(compiled, plain, strict=True)
     worst = max(float((a - b).norm() / b.norm().clamp(min=1e-6)) for a, b in pairs)
     same = all(torch.equal(a, b) for a, b in zip(eager, plain, strict=True))
@@ -52,7 +52,7 @@ def compare() -> None:
 
 
 def test_the_compiled_structure_and_its_losses_give_equal_numbers(tmp_path: Path) -> None:
-    found = json.loads(run_ranks(1, compare, folder=tmp_path).splitlines()[-1])
-    assert found["numbers"] > 30 and found["graphs"] >= 7
-    assert found["worst"] < 1e-3
-    assert found["eager"]
+    report = json.loads(run_ranks(1, compare, folder=tmp_path).splitlines()[-1])
+    assert report["numbers"] > 30 and report["graphs"] >= 7
+    assert report["worst"] < 1e-3
+    assert report["eager"]

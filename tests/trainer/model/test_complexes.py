@@ -26,7 +26,7 @@ TRUTH = (*SUPERVISED, "aatype", "asym_id", "entity_id", "sym_id", "residue_index
 
 
 def _dimer(seed: int = 0, **changes: Any) -> dict[str, Any]:
-    """Two copies of one sequence in different shapes, and the truth of both beside them."""
+    """Two copies of one sequence in different shapes, and the truth of both."""
     batch: dict[str, Any] = synthetic_complex(num_chains=2, seed=seed, **SIZES | changes)
     batch["entity_id"] = torch.ones_like(batch["entity_id"])
     batch["sym_id"] = batch["asym_id"].clone()
@@ -38,19 +38,19 @@ def _swapped(value: Tensor) -> Tensor:
     return torch.cat([value[:, 12:], value[:, :12]], dim=1)
 
 
-def test_a_prediction_with_its_copies_exchanged_gets_the_labels_exchanged_and_no_loss() -> None:
+def test_a_prediction_with_its_copies_swapped_gets_the_labels_swapped_and_no_loss() -> None:
     batch = flat_batch(_dimer())
     assert batch[f"{GROUND_TRUTH}all_atom_positions"].shape[1] == 1024
     exact = {"final_atom_positions": _swapped(batch["all_atom_positions"])}
-    for outputs, wanted in (
+    for outputs, expected in (
         (exact, _swapped(batch["backbone_rigid_tensor"])),
         ({"final_atom_positions": batch["all_atom_positions"]}, batch["backbone_rigid_tensor"]),
     ):
-        found = with_assigned_truth(outputs, batch, no_chains=4)
-        assert torch.equal(found["backbone_rigid_tensor"], wanted)
-        assert torch.equal(found["all_atom_positions"], outputs["final_atom_positions"])
-        assert torch.equal(found["asym_id"], batch["asym_id"])
-        assert not any(name.startswith(GROUND_TRUTH) for name in found)
+        assigned = with_assigned_truth(outputs, batch, no_chains=4)
+        assert torch.equal(assigned["backbone_rigid_tensor"], expected)
+        assert torch.equal(assigned["all_atom_positions"], outputs["final_atom_positions"])
+        assert torch.equal(assigned["asym_id"], batch["asym_id"])
+        assert not any(name.startswith(GROUND_TRUTH) for name in assigned)
 
 
 def test_the_loss_is_that_of_the_assigned_labels() -> None:
@@ -73,34 +73,34 @@ def test_a_complex_is_written_with_its_chains_entities_and_scores() -> None:
     torch.manual_seed(0)
     model = AlphaFold(tiny_multimer().model)
     batch = synthetic_complex(num_chains=3, **SIZES)
-    found = predict_structure(model, batch, name="three")
-    assert set(found.scores) == {"ptm", "iptm", "ranking"}
-    assert 0 <= found.scores["iptm"] <= 1
-    pdb = found.text("pdb").splitlines()
+    prediction = predict_structure(model, batch, name="three")
+    assert set(prediction.scores) == {"ptm", "iptm", "ranking"}
+    assert 0 <= prediction.scores["iptm"] <= 1
+    pdb = prediction.text("pdb").splitlines()
     assert pdb[0].startswith("REMARK   1 ptm ")
     assert sum(line.startswith("TER") for line in pdb) == 3
     assert {line[21] for line in pdb if line.startswith("ATOM")} == {"A", "B", "C"}
     serials = [int(line[6:11]) for line in pdb if line.startswith(("ATOM", "TER"))]
     assert serials == list(range(1, len(serials) + 1))
-    rows = [line.split() for line in found.text("cif").splitlines() if line.startswith("ATOM")]
+    rows = [line.split() for line in prediction.text("cif").splitlines() if line.startswith("ATOM")]
     assert [row[6:8] for row in rows[:1]] == [["A", "1"]]
     assert {(row[6], row[7]) for row in rows} == {("A", "1"), ("B", "1"), ("C", "2")}
     assert all(row[16] == row[6] for row in rows)
-    block = gemmi.cif.read_string(found.text("cif")).sole_block()
-    local, structure = _local_plddt(block), found.structure  # as our own reader asks for it
-    assert len(local) == len(found.plddt)
-    for row, value in enumerate(found.plddt):
+    block = gemmi.cif.read_string(prediction.text("cif")).sole_block()
+    local, structure = _local_plddt(block), prediction.structure  # as our own reader asks for it
+    assert len(local) == len(prediction.plddt)
+    for row, value in enumerate(prediction.plddt):
         key = structure.chain_and_entity(row)[0], int(structure.residue_index[row]) + 1
         assert local[key] == pytest.approx(value, abs=0.006)
-    (whole,) = block.find_values("_ma_qa_metric_global.metric_value")
-    assert float(whole) == pytest.approx(found.plddt.mean(), abs=0.006)
+    (global_plddt,) = block.find_values("_ma_qa_metric_global.metric_value")
+    assert float(global_plddt) == pytest.approx(prediction.plddt.mean(), abs=0.006)
     entities = set(block.find_values("_entity_poly_seq.entity_id"))
     assert entities == set(block.find_values("_entity.id"))
-    read = gemmi.read_pdb_string(found.text("pdb")), gemmi.make_structure_from_block(block)
+    read = gemmi.read_pdb_string(prediction.text("pdb")), gemmi.make_structure_from_block(block)
     atoms = [
         [(c.chain.name, c.residue.name, c.residue.seqid.num, c.atom.name, *c.atom.pos.tolist(),
-          c.atom.b_iso) for c in each[0].all()]
-        for each in read
+          c.atom.b_iso) for c in parsed[0].all()]
+        for parsed in read
     ]  # fmt: skip
     assert atoms[0] == atoms[1] and len(atoms[0]) == int(structure.mask.sum())
     assert list(dict.fromkeys(atom[0] for atom in atoms[0])) == ["A", "B", "C"]
@@ -116,13 +116,13 @@ def test_a_complex_without_templates_has_the_result_of_an_empty_slot() -> None:
     slot = {name: torch.zeros_like(v) if name in templates else v for name, v in batch.items()}
     cut = {name: v[:, :0] if name in templates else v for name, v in batch.items()}
     without = {name: v for name, v in batch.items() if name not in templates}
-    found = []
-    for given in (slot, cut, without):
-        outputs = model(given)
-        loss, _ = AlphaFoldLoss(preset.loss)(outputs, given)
+    positions = []
+    for features in (slot, cut, without):
+        outputs = model(features)
+        loss, _ = AlphaFoldLoss(preset.loss)(outputs, features)
         assert torch.isfinite(loss)
-        found.append(outputs["final_atom_positions"])
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+        positions.append(outputs["final_atom_positions"])
+    assert torch.equal(positions[0], positions[1]) and torch.equal(positions[0], positions[2])
 
 
 def test_chains_are_named_past_the_alphabet() -> None:
@@ -151,21 +151,23 @@ def test_dockq_of_the_truth_is_one_and_falls_as_the_ligand_moves_away() -> None:
     assert float(dockq(atoms @ turn + 5, atoms, mask, asym_id)) == pytest.approx(1.0, abs=1e-6)
     moved = atoms.clone()
     moved[20:, :, 1] += 8.5  # no contact is left, and the ligand is off by 8.5: that term is a half
-    found = float(dockq(moved, atoms, mask, asym_id))
-    both = torch.cat([atoms[:, [0, 1, 2, 4]].flatten(0, 1)])
-    x, y = moved[:, [0, 1, 2, 4]].flatten(0, 1), both
+    score = float(dockq(moved, atoms, mask, asym_id))
+    y = torch.cat([atoms[:, [0, 1, 2, 4]].flatten(0, 1)])
+    x, y = moved[:, [0, 1, 2, 4]].flatten(0, 1), y
     interface = kabsch(x.numpy(), y.numpy())
-    assert found == pytest.approx((0 + 1 / (1 + (interface / 1.5) ** 2) + 0.5) / 3, abs=1e-6)
+    assert score == pytest.approx((0 + 1 / (1 + (interface / 1.5) ** 2) + 0.5) / 3, abs=1e-6)
     assert np.isnan(float(dockq(atoms, _two_walls(30.0)[0], mask, asym_id)))
 
 
 def test_interface_lddt_counts_distances_between_chains_alone() -> None:
     atoms, mask, asym_id = _two_walls(4.5)
     moved = atoms.clone()
-    moved[20:, :, 1] += 1.5  # inside a chain all is kept; between them 1.5: one tolerance of four
-    ca, known = atoms[:, 1].double(), mask[:, 1].double()
-    found = lddt(moved[:, 1].double(), ca, known, per_residue=False, between=asym_id)
-    inside = lddt(moved[:20, 1].double(), ca[:20], known[:20], per_residue=False)
-    assert float(inside) == pytest.approx(1.0) and 0.4 < float(found) < 0.9
+    moved[20:, :, 1] += (
+        1.5  # within a chain all are preserved; between them 1.5: one tolerance of four
+    )
+    ca, resolved = atoms[:, 1].double(), mask[:, 1].double()
+    interface = lddt(moved[:, 1].double(), ca, resolved, per_residue=False, between=asym_id)
+    inside = lddt(moved[:20, 1].double(), ca[:20], resolved[:20], per_residue=False)
+    assert float(inside) == pytest.approx(1.0) and 0.4 < float(interface) < 0.9
     far = _two_walls(30.0)[0][:, 1].double()
-    assert lddt(far, far, known, eps=0.0, per_residue=False, between=asym_id).isnan()
+    assert lddt(far, far, resolved, eps=0.0, per_residue=False, between=asym_id).isnan()

@@ -52,8 +52,10 @@ def test_every_case_of_a_pack_is_of_a_kind_that_is_tested(golden: Path, folder: 
     cases = CASES if folder == "model" else COMPLEXES
     assert len(manifest.get("cases", manifest)) == len(cases) > 0
     for path in cases:
-        whole = {"AlphaFold", "AlphaFold(multimer)"} | OPTIMISER_KINDS
-        assert _kind(path) in whole | set(_runners(path)) or _kind(path).startswith(OF_THE_LOADER)
+        model_kinds = {"AlphaFold", "AlphaFold(multimer)"} | OPTIMISER_KINDS
+        assert _kind(path) in model_kinds | set(_runners(path)) or _kind(path).startswith(
+            OF_THE_LOADER
+        )
 
 
 @pytest.mark.parametrize(
@@ -80,11 +82,13 @@ def test_a_batch_counts_its_samples_one_by_one_where_the_recording_mixes_them(pa
     case = Case(path, "64")
     inputs = case.tensors("in")
     run = RUNNERS[case.meta["kind"]]
-    together = run(case, inputs)[1]["out"]
-    for i, loss in enumerate(together):
+    losses = run(case, inputs)[1]["out"]
+    for i, loss in enumerate(losses):
         # Layers come first in what the structure module makes, the batch elsewhere.
-        one = {k: v[:, i] if "angles" in k and "chi" not in k else v[i] for k, v in inputs.items()}
-        assert torch.allclose(run(case, one)[1]["out"], loss, rtol=1e-12)
+        sample = {
+            k: v[:, i] if "angles" in k and "chi" not in k else v[i] for k, v in inputs.items()
+        }
+        assert torch.allclose(run(case, sample)[1]["out"], loss, rtol=1e-12)
 
 
 @_of_kind("AlphaFold", CASES)
@@ -103,10 +107,10 @@ def test_the_whole_model_its_losses_and_all_gradients_equal_the_recorded_ones(
     off = case.compare_outputs(outputs, limit["out"])
     recorded = case.meta["loss_breakdown_f64" if exact else "loss_breakdown"]
     assert set(recorded) == set(breakdown)
-    for name, want in recorded.items():
-        error = abs(float(breakdown[name]) - want) / max(abs(want), 1e-300)
-        own = 10 * abs(want - true[name]) / max(abs(want), 1e-300)
-        if error > max(limit["loss"], own) and want != float(breakdown[name]):
+    for name, expected in recorded.items():
+        error = abs(float(breakdown[name]) - expected) / max(abs(expected), 1e-300)
+        rounding = 10 * abs(expected - true[name]) / max(abs(expected), 1e-300)
+        if error > max(limit["loss"], rounding) and expected != float(breakdown[name]):
             off[f"loss.{name}"] = error
     loss.backward()
     grads = {name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None}
@@ -131,8 +135,8 @@ def _wrong_gradients(case: Case, grads: dict[str, np.ndarray], limit: float) -> 
             error = abs(float(np.linalg.norm(ours)) - norms[name])
         # A gradient far below the others' is their rounding, not a number of its own.
         scale = max(norms[name], 1e-6 * largest)
-        own = float(np.linalg.norm(stored[name] - true[name])) if stored else 0.0
-        if error > max(limit * scale, 10 * own):
+        rounding = float(np.linalg.norm(stored[name] - true[name])) if stored else 0.0
+        if error > max(limit * scale, 10 * rounding):
             off[f"gradient.{name}"] = error / scale
     return off
 
@@ -148,13 +152,13 @@ def _analytic_zeros() -> tuple[str, ...]:
 def test_so_do_those_of_the_whole_model_of_complexes(path: Path) -> None:
     case = Case(path, "64")
     module, outputs, loss, breakdown = whole_multimer(case, case.tensors("in"))
-    found = outputs | {"loss": loss[None]} | {f"breakdown.{k}": v for k, v in breakdown.items()}
-    assert not case.compare_outputs(found)
+    results = outputs | {"loss": loss[None]} | {f"breakdown.{k}": v for k, v in breakdown.items()}
+    assert not case.compare_outputs(results)
     loss.backward()
-    largest = max(float(abs(want).max()) for want in case.group("gparam64").values())
+    largest = max(float(abs(expected).max()) for expected in case.group("gparam64").values())
     assert largest > 0
     for name, parameter in module.named_parameters():
-        want = torch.from_numpy(case.group("gparam64")[name])
+        expected = torch.from_numpy(case.group("gparam64")[name])
         if name not in case.meta["analytic_zero_grads"]:
-            difference = (grad_or_zero(parameter) - want).abs().max()
-            assert difference <= 1e-9 * max(float(want.abs().max()), 1e-3 * largest), name
+            difference = (grad_or_zero(parameter) - expected).abs().max()
+            assert difference <= 1e-9 * max(float(expected.abs().max()), 1e-3 * largest), name

@@ -1,4 +1,4 @@
-"""Metrics of structures: right for known answers, blind to rigid motions; what is no protein."""
+"""Metrics of structures: known answers, invariance to rigid motions; implausible structures."""
 
 from __future__ import annotations
 

@@ -68,10 +68,10 @@ def test_the_loss_of_a_batch_is_the_mean_of_its_samples_losses() -> None:
     axis = {
         name: 1 if name.startswith(("msa", "bert", "true", "extra")) else 0 for name in batches[0]
     }
-    both = {name: torch.cat([b[name] for b in batches], axis[name]) for name in batches[0]}
+    joined = {name: torch.cat([b[name] for b in batches], axis[name]) for name in batches[0]}
     model, loss = _noisy(_model()).eval(), AlphaFoldLoss(LossConfig(violation=1.0))
     values = [loss(model(batch), batch)[0] for batch in batches]
-    together, breakdown = loss(model(both), both)
+    together, breakdown = loss(model(joined), joined)
     assert torch.allclose(together, torch.stack(values).mean(), rtol=1e-5)
     assert breakdown["loss"] == together
 
@@ -85,14 +85,14 @@ def test_padding_changes_nothing_where_the_protein_is() -> None:
     padded["template_torsion_angles_mask"] = batch["template_torsion_angles_mask"].clone()
     padded["template_torsion_angles_mask"][..., -3:, :] = 0
     model = _noisy(_model()).eval()
-    one = model(padded)
+    first = model(padded)
     for name in ("msa_feat", "target_feat"):
         padded[name] = padded[name].clone()
         padded[name][..., -3:, :] += 1
-    other = model(padded)
+    second = model(padded)
     keep = slice(None, -3)
-    assert torch.equal(one["pair"][:, keep, keep], other["pair"][:, keep, keep])
-    assert not torch.equal(one["pair"], other["pair"])
+    assert torch.equal(first["pair"][:, keep, keep], second["pair"][:, keep, keep])
+    assert not torch.equal(first["pair"], second["pair"])
 
 
 def test_activation_checkpointing_changes_no_gradient() -> None:
@@ -130,9 +130,9 @@ def test_passes_one_by_one_are_the_whole_forward() -> None:
     state = tuple(map(torch.zeros_like, model.recycle(cycles[0], None)))
     for cycle in cycles[:2]:
         state = model.recycle(cycle, state)
-    by_pass, whole = model(cycles[2], state), model(batch)
+    by_pass, full = model(cycles[2], state), model(batch)
     for name in ("pair", "final_atom_positions", "distogram_logits"):
-        assert torch.equal(by_pass[name], whole[name]), name
+        assert torch.equal(by_pass[name], full[name]), name
 
 
 def test_in_bfloat16_the_trunk_is_half_and_the_structure_is_not() -> None:
@@ -151,12 +151,12 @@ def test_in_bfloat16_the_trunk_is_half_and_the_structure_is_not() -> None:
 def test_a_norm_over_many_rows_loses_nothing_in_bfloat16() -> None:
     rows = torch.randn(20_000, 8, dtype=torch.bfloat16)
     gradient = torch.randn_like(rows)
-    found = []
+    gradients = []
     for dtype in (torch.bfloat16, torch.float64):
         norm = LayerNorm(8).to(torch.promote_types(dtype, torch.float32))
         norm(rows.to(dtype)).backward(gradient.to(dtype))
-        found.append([norm.weight.grad, norm.bias.grad])
-    for half, exact in zip(*found, strict=True):
+        gradients.append([norm.weight.grad, norm.bias.grad])
+    for half, exact in zip(*gradients, strict=True):
         assert half is not None and exact is not None
         assert (half - exact).norm() < 2**-8 * exact.norm()  # rounded once, not at every row
 

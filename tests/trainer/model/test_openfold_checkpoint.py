@@ -33,8 +33,8 @@ def trained() -> AlphaFold:
     return model
 
 
-def _same(one: AlphaFold, other: AlphaFold) -> bool:
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
+def _same(a: AlphaFold, b: AlphaFold) -> bool:
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
 
 

@@ -91,9 +91,9 @@ def test_so_are_those_of_the_model_of_complexes(golden: Path) -> None:
         model, old = AlphaFold(multimer().model), AlphaFold(_unfused(multimer().model))
     state = {name: list(value.shape) for name, value in model.state_dict().items()}
     assert state == {entry["name"]: entry["shape"] for entry in listed["params"]}
-    for one, name in ((model, "model_1_multimer_v3"), (old, "model_1_multimer")):
-        assert sum(p.numel() for p in one.parameters()) == listed["totals"][name]["numel"]
-        assert len(one.state_dict()) == listed["totals"][name]["tensors"]
+    for variant, name in ((model, "model_1_multimer_v3"), (old, "model_1_multimer")):
+        assert sum(p.numel() for p in variant.parameters()) == listed["totals"][name]["numel"]
+        assert len(variant.state_dict()) == listed["totals"][name]["tensors"]
 
 
 def _to_openfold(array: np.ndarray, row: dict[str, Any]) -> np.ndarray:

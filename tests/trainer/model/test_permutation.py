@@ -22,7 +22,7 @@ EXACT, GROWN = 5040, 1
 UP = np.array([0.0, 0.0, 1.0])
 
 
-def _recorded(path: Path, most: int) -> tuple[ChainAlignment, dict[str, np.ndarray]]:
+def _recorded(path: Path, max_assignments: int) -> tuple[ChainAlignment, dict[str, np.ndarray]]:
     with np.load(path) as file:
         z = {name: file[name] for name in file.files}
 
@@ -37,25 +37,25 @@ def _recorded(path: Path, most: int) -> tuple[ChainAlignment, dict[str, np.ndarr
     return (
         align_chains(
             *atoms[:2], ids(""), *atoms[2:], ids("true_"),
-            no_chains=no_chains, max_assignments=most,
+            no_chains=no_chains, max_assignments=max_assignments,
         ),
         z,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("most", [EXACT, GROWN])
-def test_every_recorded_case_is_right(most: int) -> None:
+def test_every_recorded_case_is_right(max_assignments: int) -> None:
     assert CASES
     wrong = []
     for path in CASES:
-        found, z = _recorded(path, most)
-        chosen = [int(found.chain[0, p - 1]) + 1 for p in z["out.pred_asym"]]
+        alignment, z = _recorded(path, max_assignments)
+        chosen = [int(alignment.chain[0, p - 1]) + 1 for p in z["out.pred_asym"]]
         right = chosen in z["out.ties"].tolist()
-        if not right or abs(float(found.rmsd) - float(z["out.rmsd"])) > 1e-4:
+        if not right or abs(float(alignment.rmsd) - float(z["out.rmsd"])) > 1e-4:
             wrong.append(path.stem)
         if chosen == z["out.true_asym"].tolist():
             truth = {name: torch.from_numpy(z[f"in.true_{name}"])[None] for name in ("ca", "mask")}
-            labels = gather_labels(truth, found)
+            labels = gather_labels(truth, alignment)
             assert np.array_equal(labels["ca"][0].numpy(), z["out.label_ca"]), path.stem
             assert np.array_equal(labels["mask"][0].numpy(), z["out.label_mask"]), path.stem
     assert not wrong
@@ -74,13 +74,15 @@ def test_labels_of_a_given_assignment_are_the_recorded_ones(golden: Path, path: 
     to = dict(zip(z["in.pred_asym"].tolist(), z["in.true_asym"].tolist(), strict=True))
     starts = {a: int(torch.argmax((truth["asym_id"][0] == a).int())) for a in to.values()}
     rows = torch.tensor([starts[to[int(a)]] + int(r) if a else 0 for a, r in zip(asym, index)])  # noqa: B905
-    given = ChainAlignment(torch.empty(0), torch.empty(0), rows[None], (asym > 0)[None])
-    whole = truth["asym_id"].shape[1]
-    labels = gather_labels({n: v for n, v in truth.items() if v.shape[1:2] == (whole,)}, given)
+    alignment = ChainAlignment(torch.empty(0), torch.empty(0), rows[None], (asym > 0)[None])
+    num_rows = truth["asym_id"].shape[1]
+    labels = gather_labels(
+        {n: v for n, v in truth.items() if v.shape[1:2] == (num_rows,)}, alignment
+    )
     compared = 0
-    for name, want in z.items():
+    for name, expected in z.items():
         if name.startswith("out.") and name[4:] in labels:
-            assert np.array_equal(labels[name[4:]][0].numpy(), want), name
+            assert np.array_equal(labels[name[4:]][0].numpy(), expected), name
             compared += 1
     assert compared > 5
 
@@ -99,8 +101,8 @@ def test_the_fit_of_sums_is_that_of_points_also_of_mirror_images_and_planes() ->
         y = rng.normal(size=(20, 3)) * 10 if i % 2 else x * [1, 1, -1] + rng.normal(size=(20, 3))
         if i % 5 == 0:
             x[:, 2:], y[:, 2:] = 0, 0
-        one = torch.ones(20, dtype=torch.float64)
-        sums = fit_sums(torch.from_numpy(x), torch.from_numpy(y), one).sum(0)
+        weight = torch.ones(20, dtype=torch.float64)
+        sums = fit_sums(torch.from_numpy(x), torch.from_numpy(y), weight).sum(0)
         assert abs(float(fit_rmsd(sums)) - kabsch(x, y)) < 1e-6
 
 
@@ -159,7 +161,7 @@ def test_copies_of_large_complexes_and_crops_of_them_are_assigned(
     turns = SYMMETRIES[name]
     assert len(turns) == {"C24": 24, "D30": 60}[name]
     pose, noise = _many_copies(turns, 0, shown or len(turns))
-    found = align_chains(**pose, no_chains=len(turns))
-    chains = found.chain[0, : shown or len(turns)].tolist()
+    alignment = align_chains(**pose, no_chains=len(turns))
+    chains = alignment.chain[0, : shown or len(turns)].tolist()
     assert len(set(chains)) == len(chains)
-    assert float(found.rmsd) < noise + 0.05
+    assert float(alignment.rmsd) < noise + 0.05

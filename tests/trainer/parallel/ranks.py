@@ -344,7 +344,7 @@ def main(out: Path, dataset: str) -> None:
     torch.set_default_dtype(torch.float32)
     odd = _batch(torch.float64, num_res=11, num_seq=5, num_extra_seq=7, num_templates=2,
                  no_recycling_iters=1)  # fmt: skip
-    few = _batch(torch.float64, num_res=6, num_seq=1, num_extra_seq=2, num_templates=0)
+    few_rows = _batch(torch.float64, num_res=6, num_seq=1, num_extra_seq=2, num_templates=0)
     v3 = {"opm_first": True, "fuse_projection_weights": True}
     model = tiny().model
     assert model.template is not None
@@ -379,7 +379,7 @@ def main(out: Path, dataset: str) -> None:
             compare("products", products, axis)
             compare("memory", through_memory, axis, out)
         if ranks == 4:
-            compare("few", sharded_model, _exact(), few, axis)
+            compare("few", sharded_model, _exact(), few_rows, axis)
     if rank == 0:
         (out / "cases.json").write_text(json.dumps(cases))
     train_shared(dataset, out / "run")

@@ -45,15 +45,15 @@ def machine(seed: int, noise: float = 0.0) -> Callable[[Settings], Trial]:
 
 
 def test_a_choice_is_never_slower_than_the_default_and_near_the_best() -> None:
-    found = search(RUN, machine(0, noise=0.01), VALUES)
-    every = (
+    result = search(RUN, machine(0, noise=0.01), VALUES)
+    all_settings = (
         Settings.of(RUN)._replace(**dict(zip(VALUES, values, strict=True)))
         for values in itertools.product(*VALUES.values())
     )
-    times = {each: machine(0)(each).seconds[0] for each in every}
-    assert times[found.chosen] <= 1.005 * times[found.default]
-    assert times[found.chosen] <= 1.03 * min(times.values())
-    assert len(found.trials) < 0.5 * len(times)
+    times = {settings: machine(0)(settings).seconds[0] for settings in all_settings}
+    assert times[result.chosen] <= 1.005 * times[result.default]
+    assert times[result.chosen] <= 1.03 * min(times.values())
+    assert len(result.trials) < 0.5 * len(times)
 
 
 def test_what_fails_is_kept_with_its_reason_and_never_chosen() -> None:
@@ -62,10 +62,10 @@ def test_what_fails_is_kept_with_its_reason_and_never_chosen() -> None:
     def measure(settings: Settings) -> Trial:
         return Trial(error="out of memory") if not settings.checkpointing else quiet(settings)
 
-    found = search(RUN, measure, VALUES)
-    assert found.chosen.checkpointing  # the default itself does not fit
-    assert found.trials[0][1].error == "out of memory"
-    assert not found.ratios
+    result = search(RUN, measure, VALUES)
+    assert result.chosen.checkpointing  # the default itself does not fit
+    assert result.trials[0][1].error == "out of memory"
+    assert not result.ratios
     assert ratio(Trial(seconds=(1.0, 4.0, 9.0)), Trial(seconds=(2.0, 8.0, 1.0))) == 0.5
     nothing = search(RUN, lambda settings: Trial(error="no"), VALUES)
     assert nothing.chosen == nothing.default
@@ -79,9 +79,9 @@ def test_a_gain_that_does_not_last_leaves_the_default() -> None:
         slow = settings == Settings.of(RUN) and early
         return Trial(seconds=(2.0 if slow else 1.0,) * 8)
 
-    found = search(RUN, measure, VALUES)
-    assert found.chosen == found.default
-    assert found.ratios == [1.0, 1.0, 1.0]
+    result = search(RUN, measure, VALUES)
+    assert result.chosen == result.default
+    assert result.ratios == [1.0, 1.0, 1.0]
 
 
 def test_the_samples_of_a_step_stay_the_same() -> None:
@@ -110,22 +110,22 @@ def test_two_ranks_that_share_their_samples_are_timed(
     for name in ("WARM_UP", "STEPS"):
         monkeypatch.setattr(tuning, name, 1)
     run = small_run(axial=2, loader={"crop_size": 9})
-    asked: dict[str, Any] = {"ranks": 2, "device": "cpu", "limit": 600.0}
-    found = tuning.launch(run, Settings.of(run), [tiny_dataset], **asked)
-    assert not found.error and len(found.seconds) == 1
-    assert found.peak_memory > 2**20 and 0 <= found.wait_share < 1
+    options: dict[str, Any] = {"ranks": 2, "device": "cpu", "limit": 600.0}
+    trial = tuning.launch(run, Settings.of(run), [tiny_dataset], **options)
+    assert not trial.error and len(trial.seconds) == 1
+    assert trial.peak_memory > 2**20 and 0 <= trial.wait_share < 1
 
 
 @pytest.mark.system
 def test_a_trial_that_fails_or_hangs_says_why(tiny_dataset: str) -> None:
     run = tiny().train
-    few: dict[str, Any] = {"ranks": 1, "device": "cpu"}
-    failed = tuning.launch(run, Settings.of(run), [f"{tiny_dataset}-not"], limit=600.0, **few)
+    options: dict[str, Any] = {"ranks": 1, "device": "cpu"}
+    failed = tuning.launch(run, Settings.of(run), [f"{tiny_dataset}-not"], limit=600.0, **options)
     assert failed.seconds == () and f"{tiny_dataset}-not" in failed.error
-    hung = tuning.launch(run, Settings.of(run), [tiny_dataset], limit=0.01, **few)
+    hung = tuning.launch(run, Settings.of(run), [tiny_dataset], limit=0.01, **options)
     assert hung.error == "no end within 0 s"
     eight = Settings.of(RUN)._replace(batch_size=8)
-    odd = tuning.launch(run, eight, [tiny_dataset], limit=1.0, **few)
+    odd = tuning.launch(run, eight, [tiny_dataset], limit=1.0, **options)
     assert odd.error == "samples a step: 1, which passes of 8 do not divide"
 
 
@@ -142,8 +142,8 @@ def test_the_command_says_every_trial_and_writes_what_train_reads(
 
     monkeypatch.setattr(tuning, "launch", stand_in)
     words = ["--dataset", tiny_dataset, "--out", str(target), "--device", "cpu"]
-    found = json.loads(command(commands.tune, str(source), *words, "--json").stdout)
-    assert found["chosen"]["batch_size"] == 4 and found["ratio_to_default"] == 0.25
+    result = json.loads(command(commands.tune, str(source), *words, "--json").stdout)
+    assert result["chosen"]["batch_size"] == 4 and result["ratio_to_default"] == 0.25
     tuned = load_config(str(target))
     assert tuned.accumulate == 1 and tuned.seed == 7
     assert tuned.loader["batch_size"] == 4
