@@ -168,7 +168,7 @@ class Exchange:
         host gets the mean over the old hosts: the mean still to be applied stays the same.
         """
         cuts, ranks = layout["cuts"], len(layout["lengths"])
-        alike = cuts == self.cuts and ranks == self.inside.size * self.between.size
+        same_layout = cuts == self.cuts and ranks == self.inside.size * self.between.size
 
         def mean(role: str) -> Tensor:
             parts, locals_ = [saved[f"{role}.{rank}"] for rank in range(ranks)], len(cuts) - 1
@@ -177,7 +177,7 @@ class Exchange:
 
         for role, tensor in self.state.items():
             local = saved.get(f"{role}.{self._rank}")
-            if alike and local is not None and len(local) == len(tensor):
+            if same_layout and local is not None and len(local) == len(tensor):
                 tensor.copy_(local)
             elif role != "factors" and f"{role}.0" in saved:  # other matrices' factors start again
                 tensor.copy_(mean(role)[self.part])

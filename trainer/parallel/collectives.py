@@ -132,23 +132,23 @@ class Others:
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tensor:
-        ctx.back = axis, join, split, x.shape[split]
+        ctx.adjoint = axis, join, split, x.shape[split]
         return exchanged(x, axis, split, join, length)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return exchanged(grad, *ctx.back), None, None, None, None
+        return exchanged(grad, *ctx.adjoint), None, None, None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
-        ctx.back = axis, dim
+        ctx.adjoint = axis, dim
         return gathered(x, axis, dim, length)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return reduced(grad, *ctx.back), None, None, None
+        return reduced(grad, *ctx.adjoint), None, None, None
 
 
 def _with(shape: Sequence[int], dim: int, length: int) -> list[int]:

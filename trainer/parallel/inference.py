@@ -73,8 +73,8 @@ def _trunk(
 def _distogram(heads: AuxiliaryHeads, axis: Axis, z: Tensor) -> Tensor:
     """Logits of the distogram, of all pairs, on every rank."""
     logits = heads.distogram.linear(z)
-    turned = exchanged(logits, axis, -2, -3, z.shape[-2]).transpose(-2, -3)
-    return gathered(logits + turned, axis, -3, z.shape[-2])
+    transposed = exchanged(logits, axis, -2, -3, z.shape[-2]).transpose(-2, -3)
+    return gathered(logits + transposed, axis, -3, z.shape[-2])
 
 
 def _heads(

@@ -113,22 +113,22 @@ def _attend(
     mask = axis.part(mask, -1 if columns else -2)
     by_row = mask.transpose(-1, -2) if columns else mask
 
-    def turned(x: Tensor) -> Tensor:
+    def transposed(x: Tensor) -> Tensor:
         return x.transpose(-2, -3) if columns else x
 
     chunk_size = _attention_chunk_size(module, z, N)
     # All rows at once would take too much memory; the choice is the same on all ranks.
     if drop is None and chunk_size is not None and chunk_size * N < z.shape[-2] * z.shape[-3]:
-        return turned(_attend_in_chunks(module, turned(z), by_row, axis))
+        return transposed(_attend_in_chunks(module, transposed(z), by_row, axis))
     if axis.all_nonempty(N):
         fused: Tensor | None = attention_of(
             module, z, None, mask, others=Others(axis, N), columns=columns, drop_mask=drop
         )
         if fused is not None:
             return fused
-    x = turned(module.layer_norm(z))
+    x = transposed(module.layer_norm(z))
     bias = gather(module.linear(x).movedim(-1, -3), axis, dim=-2, length=N)
-    return z + turned(plain_attention(module, x, bias, by_row, drop))
+    return z + transposed(plain_attention(module, x, bias, by_row, drop))
 
 
 def _attention_chunk_size(module: Any, z: Tensor, N: int) -> int | None:

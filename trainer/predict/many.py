@@ -154,10 +154,10 @@ def _predicted(
             model, batch, name=name, chain_names=names, progress=progress
         )
     except RuntimeError as error:
-        if not (why := out_of_memory(error)):
+        if not (text := out_of_memory(error)):
             raise
         raise TrainerError(
-            f"out of memory ({why}): share the {num_res} residues among more GPUs with "
+            f"out of memory ({text}): share the {num_res} residues among more GPUs with "
             f"torchrun --nproc-per-node {2 * world.size} -m evofeed.cli predict",
             item=name,
         ) from error

@@ -75,9 +75,9 @@ class World:
         """The first rank's value, on every rank; any object that pickles."""
         if self.size == 1:
             return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        objects = [value]
+        dist.broadcast_object_list(objects, src=0)
+        return objects[0]
 
     def collect(self, value: Any) -> list[Any]:
         """All ranks' values, in order of ranks, on every rank."""

@@ -23,7 +23,7 @@ def sole_writer(out: Path, world: World) -> Iterator[None]:
     Raises:
         TrainerError: it cannot be made, or another process is training into it.
     """
-    lock = _take(out) if world.is_first else None
+    lock = _lock(out) if world.is_first else None
     if world.share(world.is_first and lock is None):
         raise TrainerError(
             "another process is training into this folder; wait for it, or choose another --out",
@@ -33,7 +33,7 @@ def sole_writer(out: Path, world: World) -> Iterator[None]:
         yield
 
 
-def _take(out: Path) -> IO[str] | None:
+def _lock(out: Path) -> IO[str] | None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / _LOCK).open("a")

@@ -135,8 +135,8 @@ def run(
     """Trains the given model, loss and loader and writes the run's folder; see `train`."""
     began = time.perf_counter() if began is None else began
     with sole_writer(out, world):
-        begun = any(file.exists() and file.stat().st_size for file in (out / RUN, out / STEPS))
-        if not resume and world.share(begun):
+        existing = any(file.exists() and file.stat().st_size for file in (out / RUN, out / STEPS))
+        if not resume and world.share(existing):
             raise TrainerError(
                 "a run is here already; --resume continues it, another --out starts afresh",
                 path=str(out),

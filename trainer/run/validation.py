@@ -162,9 +162,9 @@ def held_out(
     )
     start = loader.state_dict()
 
-    def again() -> Iterator[dict[str, Tensor]]:
+    def first_batches() -> Iterator[dict[str, Tensor]]:
         loader.load_state_dict(start)
         yield from islice(loader, batches)
         loader.close()
 
-    return again
+    return first_batches

@@ -173,12 +173,12 @@ def launch(
         return Trial(error=error.message)
     with scratch_folder("evofeed-tune-") as out:
         save_config(changed, out / "run.yaml")
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--redirects=3"]
-        start += [f"--nproc-per-node={ranks}", f"--log-dir={out / 'ranks'}", "-m", "evofeed.cli"]
-        words = ["train", str(out / "run.yaml"), "--out", str(out / "run"), "--device", device]
-        words += [word for uri in dataset for word in ("--dataset", uri)]
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--redirects=3"]
+        launcher += [f"--nproc-per-node={ranks}", f"--log-dir={out / 'ranks'}", "-m", "evofeed.cli"]
+        arguments = ["train", str(out / "run.yaml"), "--out", str(out / "run"), "--device", device]
+        arguments += [argument for uri in dataset for argument in ("--dataset", uri)]
         process = subprocess.Popen(
-            [*start, *words], start_new_session=True, stdout=subprocess.DEVNULL,
+            [*launcher, *arguments], start_new_session=True, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
