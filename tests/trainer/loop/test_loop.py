@@ -218,9 +218,7 @@ def test_kept_batches_are_copies_that_a_loader_may_overwrite() -> None:
         def __iter__(self):
             buffers: dict[str, Tensor] = {}
             for batch in super().__iter__():
-                buffers = buffers or {
-                    name: torch.empty_like(value) for name, value in batch.items()
-                }
+                buffers = buffers or {k: torch.empty_like(v) for k, v in batch.items()}
                 for name, value in batch.items():
                     buffers[name].copy_(value)
                 yield buffers

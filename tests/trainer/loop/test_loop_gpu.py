@@ -47,10 +47,8 @@ def test_a_resumed_run_continues_within_a_millionth(
         settings = config(steps, precision=precision, kernels=kernels)
         return train(settings, tiny_dataset, out=tmp_path / name, **changes).losses
 
-    uninterrupted = losses(8, "whole")
-    assert losses(4, "parts") + losses(8, "parts", resume=True) == pytest.approx(
-        uninterrupted, rel=1e-6
-    )
+    expected = pytest.approx(losses(8, "whole"), rel=1e-6)
+    assert losses(4, "parts") + losses(8, "parts", resume=True) == expected
 
 
 @pytest.mark.parametrize(

@@ -67,15 +67,11 @@ def _maths(hparams: dict[str, Any], drop: set[str]) -> dict[str, Any]:
 def build(cls: Callable[..., nn.Module], arguments: dict[str, Any]) -> nn.Module:
     """A module from OpenFold's arguments, some of which may be fields of our configuration."""
     kind = get_type_hints(cls.__init__).get("config") if isinstance(cls, type) else None
-    config_fields = {item.name for item in fields(kind)} if kind else set()
-    config = (
-        {"config": kind(**{name: arguments[name] for name in config_fields & arguments.keys()})}
-        if kind
-        else {}
-    )
-    return cls(
-        **config, **{name: value for name, value in arguments.items() if name not in config_fields}
-    )
+    if kind is None:
+        return cls(**arguments)
+    names = {item.name for item in fields(kind)} & arguments.keys()
+    config = kind(**{name: arguments[name] for name in names})
+    return cls(config=config, **{k: v for k, v in arguments.items() if k not in names})
 
 
 def load(case: Case, module: nn.Module) -> Any:
@@ -138,16 +134,13 @@ def of_loss(
     In a `LossConfig` they may have a prefix or another of the `names`; floats all of them, where
     OpenFold has 31.
     """
-    local_names, inputs = (
-        {item.name for item in fields(LossConfig)},
-        inspect.signature(function).parameters,
-    )
+    constants = {item.name for item in fields(LossConfig)}
+    inputs = inspect.signature(function).parameters
 
     def run(case: Case, x: Inputs) -> tuple[None, Outputs]:
-        named = {
-            names.get(k, k if k in local_names else prefix + k): v for k, v in hparams(case).items()
-        }
-        config = LossConfig(**{k: float(v) for k, v in named.items() if k in local_names})
+        values = hparams(case).items()
+        named = {names.get(k, k if k in constants else prefix + k): v for k, v in values}
+        config = LossConfig(**{k: float(v) for k, v in named.items() if k in constants})
         return None, {out: function(**{name: x.get(name) for name in inputs} | {"config": config})}
 
     return run

@@ -152,8 +152,7 @@ def test_dockq_of_the_truth_is_one_and_falls_as_the_ligand_moves_away() -> None:
     moved = atoms.clone()
     moved[20:, :, 1] += 8.5  # no contact is left, and the ligand is off by 8.5: that term is a half
     score = float(dockq(moved, atoms, mask, asym_id))
-    y = torch.cat([atoms[:, [0, 1, 2, 4]].flatten(0, 1)])
-    x, y = moved[:, [0, 1, 2, 4]].flatten(0, 1), y
+    x, y = (positions[:, [0, 1, 2, 4]].flatten(0, 1) for positions in (moved, atoms))
     interface = kabsch(x.numpy(), y.numpy())
     assert score == pytest.approx((0 + 1 / (1 + (interface / 1.5) ** 2) + 0.5) / 3, abs=1e-6)
     assert np.isnan(float(dockq(atoms, _two_walls(30.0)[0], mask, asym_id)))
@@ -162,9 +161,7 @@ def test_dockq_of_the_truth_is_one_and_falls_as_the_ligand_moves_away() -> None:
 def test_interface_lddt_counts_distances_between_chains_alone() -> None:
     atoms, mask, asym_id = _two_walls(4.5)
     moved = atoms.clone()
-    moved[20:, :, 1] += (
-        1.5  # within a chain all are preserved; between them 1.5: one tolerance of four
-    )
+    moved[20:, :, 1] += 1.5  # distances within a chain stay, between them change up to 1.5
     ca, resolved = atoms[:, 1].double(), mask[:, 1].double()
     interface = lddt(moved[:, 1].double(), ca, resolved, per_residue=False, between=asym_id)
     inside = lddt(moved[:20, 1].double(), ca[:20], resolved[:20], per_residue=False)

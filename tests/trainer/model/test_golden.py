@@ -52,10 +52,8 @@ def test_every_case_of_a_pack_is_of_a_kind_that_is_tested(golden: Path, folder: 
     cases = CASES if folder == "model" else COMPLEXES
     assert len(manifest.get("cases", manifest)) == len(cases) > 0
     for path in cases:
-        model_kinds = {"AlphaFold", "AlphaFold(multimer)"} | OPTIMISER_KINDS
-        assert _kind(path) in model_kinds | set(_runners(path)) or _kind(path).startswith(
-            OF_THE_LOADER
-        )
+        kinds = {"AlphaFold", "AlphaFold(multimer)"} | OPTIMISER_KINDS | set(_runners(path))
+        assert _kind(path) in kinds or _kind(path).startswith(OF_THE_LOADER)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +83,8 @@ def test_a_batch_counts_its_samples_one_by_one_where_the_recording_mixes_them(pa
     losses = run(case, inputs)[1]["out"]
     for i, loss in enumerate(losses):
         # Layers come first in what the structure module makes, the batch elsewhere.
-        sample = {
-            k: v[:, i] if "angles" in k and "chi" not in k else v[i] for k, v in inputs.items()
-        }
+        by_layer = {name for name in inputs if "angles" in name and "chi" not in name}
+        sample = {k: v[:, i] if k in by_layer else v[i] for k, v in inputs.items()}
         assert torch.allclose(run(case, sample)[1]["out"], loss, rtol=1e-12)
 
 

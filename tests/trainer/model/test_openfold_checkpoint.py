@@ -118,10 +118,7 @@ def test_arrays_without_a_parameter_are_listed_and_missing_ones_refused(
     ("change", "message"),
     [
         (lambda state: state.pop("evoformer.linear.bias"), "missing: 1 parameters, evoformer"),
-        (
-            lambda state: state.update(extra=torch.ones(1)),
-            "unexpected: 1 parameters, extra first",
-        ),
+        (lambda state: state.update(extra=torch.ones(1)), "unexpected: 1 parameters, extra"),
         (
             lambda state: state.update({"evoformer.linear.bias": torch.ones(1)}),
             "of other shapes: 1 parameters, evoformer.linear.bias",

@@ -43,7 +43,7 @@ def _recorded(path: Path, max_assignments: int) -> tuple[ChainAlignment, dict[st
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("most", [EXACT, GROWN])
+@pytest.mark.parametrize("max_assignments", [EXACT, GROWN])
 def test_every_recorded_case_is_right(max_assignments: int) -> None:
     assert CASES
     wrong = []
@@ -75,10 +75,8 @@ def test_labels_of_a_given_assignment_are_the_recorded_ones(golden: Path, path: 
     starts = {a: int(torch.argmax((truth["asym_id"][0] == a).int())) for a in to.values()}
     rows = torch.tensor([starts[to[int(a)]] + int(r) if a else 0 for a, r in zip(asym, index)])  # noqa: B905
     alignment = ChainAlignment(torch.empty(0), torch.empty(0), rows[None], (asym > 0)[None])
-    num_rows = truth["asym_id"].shape[1]
-    labels = gather_labels(
-        {n: v for n, v in truth.items() if v.shape[1:2] == (num_rows,)}, alignment
-    )
+    shape = truth["asym_id"].shape
+    labels = gather_labels({n: v for n, v in truth.items() if v.shape[:2] == shape}, alignment)
     compared = 0
     for name, expected in z.items():
         if name.startswith("out.") and name[4:] in labels:

@@ -130,9 +130,8 @@ def test_progress_reports_every_block_of_every_pass(record: ChainRecord, num_res
     sizes = replace(sizes, structure_module=replace(sizes.structure_module, no_blocks=1))
     model, reported = AlphaFold(sizes), []
     batch = record_batch(record, no_recycling_iters=1)
-    predict_structure(
-        prepare_model(model, num_res), batch, progress=lambda *counts: reported.append(counts)
-    )
+    model = prepare_model(model, num_res)
+    predict_structure(model, batch, progress=lambda *counts: reported.append(counts))
     total = 2 * (len(model.evoformer.blocks) + len(model.extra_msa_stack.blocks))
     assert reported == [(done, total) for done in range(1, total + 1)]
     predict_structure(model, batch)

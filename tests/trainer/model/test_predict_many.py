@@ -241,20 +241,18 @@ def test_the_truth_itself_scores_one() -> None:
 
 
 def test_relaxation_lowers_the_energy_and_keeps_heavy_atoms_near() -> None:
-    prediction = _as_prediction(
-        record_of(SMALL_PACK / "data/golden/102m_A.det.npz"), 20
-    )  # a crystal's
-    noise = np.random.default_rng(0).normal(size=prediction.structure.positions.shape) * 0.1
-    moved = dataclasses.replace(
-        prediction.structure, positions=prediction.structure.positions + noise
-    )
+    crystal = record_of(SMALL_PACK / "data/golden/102m_A.det.npz")
+    prediction = _as_prediction(crystal, 20)
+    structure = prediction.structure
+    noise = np.random.default_rng(0).normal(size=structure.positions.shape) * 0.1
+    moved = dataclasses.replace(structure, positions=structure.positions + noise)
     shaken = dataclasses.replace(prediction, structure=moved)
     after, facts = relaxed(shaken)
     assert facts["energy_after"] < facts["energy_before"]
     assert 0 < facts["moved"] < 0.5
-    mask = prediction.structure.mask > 0
+    mask = structure.mask > 0
     assert np.abs(after.structure.positions - shaken.structure.positions)[mask].max() < 2
-    unknown = dataclasses.replace(prediction.structure, aatype=np.full(20, UNKNOWN))
+    unknown = dataclasses.replace(structure, aatype=np.full(20, UNKNOWN))
     with pytest.raises(InputError, match="residue 1 is unknown"):
         relaxed(dataclasses.replace(prediction, structure=unknown))
 
@@ -278,9 +276,7 @@ def test_weights_that_are_loaded_are_not_drawn_first_and_their_kind_is_named(
     assert describe_model(tiny().model).endswith("not of AF2's size")
 
 
-def test_rows_that_an_alignment_does_not_have_are_not_computed_on_a_cpu_and_change_nothing() -> (
-    None
-):
+def test_padding_rows_of_an_alignment_are_omitted_on_a_cpu_and_change_nothing() -> None:
     torch.manual_seed(0)
     model = AlphaFold(tiny().model).double()
     record = synthetic_record(3, num_res=20, num_rows=9, num_templates=1)
