@@ -52,7 +52,7 @@ def predict(
     file_format: Annotated[str, typer.Option("--format", help="In a folder: cif or pdb.")] = "cif",
     picture: Annotated[
         Path | None,
-        typer.Option(help="Contacts, distances, pLDDT: .png, .svg or .pdf; of a folder: each."),
+        typer.Option(help="Contacts, distances, pLDDT: .png, .svg or .pdf; in a folder one each."),
     ] = None,
     distogram: Annotated[
         bool, typer.Option("--distogram", help="Write the distogram as .npz.")
@@ -61,7 +61,7 @@ def predict(
         bool, typer.Option("--relax", help="Minimise with OpenMM, if it is installed.")
     ] = False,
     html: Annotated[
-        bool, typer.Option("--html", help="A page of each name: structures, maps, alignment.")
+        bool, typer.Option("--html", help="A page for each name: structures, maps, alignment.")
     ] = False,
     recycles: Annotated[
         int | None, typer.Option(min=0, help="Passes before the last; default: the run's, else 3.")
