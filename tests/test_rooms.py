@@ -61,10 +61,10 @@ BUDGET = {
     "store": 7_306,
     "loader": 12_090,
     "service": 8_234,
-    "trainer": 12_077,
+    "trainer": 12_036,
     "kernels": 16_298,
     "synth": 1_858,
-    "tests": 39_953,
+    "tests": 39_949,
     "benchmarks": 9_939,
 }
 

@@ -163,8 +163,10 @@ def checkpoint_in(path: Path) -> Checkpoint:
     """
     if not (path / CHECKPOINTS).is_dir():
         if (path / RUN).is_file():
-            text = "no checkpoint yet: a run saves one every `checkpoint_every` steps, and its last"
-            raise CheckpointError(text, path=str(path))
+            raise CheckpointError(
+                "no checkpoint yet: a run saves one every `checkpoint_every` steps and at its end",
+                path=str(path),
+            )
         return read_checkpoint(path)
     newest = newest_checkpoint(path / CHECKPOINTS)
     if newest is None:
