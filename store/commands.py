@@ -78,7 +78,7 @@ def list_all(uri: Uri, as_json: Json = False) -> None:
         if digest not in present
     ]
     if not rows:
-        read_ref(storage, "main")  # raises: there is no dataset here, and what command makes one
+        read_ref(storage, "main")  # raises the error that names the command that makes a dataset
     _show(as_json, rows, lines)
 
 

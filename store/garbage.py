@@ -108,9 +108,9 @@ def _is_ref(key: str) -> bool:
 def _reachable(storage: Storage, digests: list[str], keep_history: bool) -> set[str]:
     keys: set[str] = set()
     for digest in digests:
-        line = ancestors(storage, digest) if keep_history else []
+        history = ancestors(storage, digest) if keep_history else []
         manifests = {digest: read_manifest(storage, digest)}
-        manifests |= {snapshot.digest: snapshot.manifest for snapshot in line}
+        manifests |= {snapshot.digest: snapshot.manifest for snapshot in history}
         for ancestor, manifest in manifests.items():
             names = ("manifest.json", "index.arrow", *manifest.more_files)
             keys |= {f"snapshots/{ancestor}/{name}" for name in names}

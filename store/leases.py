@@ -71,10 +71,9 @@ def current(storage: Storage, kind: Kind) -> dict[str, float]:
 def expired(storage: Storage) -> list[StoredObject]:
     """Lease files, and partly written ones, of processes that died."""
     alive = {f"leases/{kind}-{name}" for kind in KINDS for name in current(storage, kind)}
-    old = time.time() - 2 * SECONDS
-    return [
-        item for item in storage.files("leases/") if item.key not in alive and item.modified < old
-    ]
+    cutoff = time.time() - 2 * SECONDS
+    files = storage.files("leases/")
+    return [item for item in files if item.key not in alive and item.modified < cutoff]
 
 
 def wait_for_none(storage: Storage, kind: Kind, seconds: float) -> dict[str, float]:

@@ -55,27 +55,18 @@ def merge(uri: str, other: str, *, ref: str = "main") -> Snapshot:
     Raises:
         ValueError: a chain is in both and differs; names it.
     """
-    other_dataset = Dataset.open(other)
-    for kind, part in (
-        ("assemblies", other_dataset.assemblies),
-        ("entries", other_dataset.entries),
-    ):
+    source = Dataset.open(other)
+    for kind, part in (("assemblies", source.assemblies), ("entries", source.entries)):
         if len(part):
             raise ValueError(f"the other dataset has {kind}: merge into it, or add them here again")
 
     def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
-        shared = base.diff_with(other_dataset)
-        if shared.changed:
-            raise ValueError(
-                f"chains differ: {', '.join(shared.changed[:5])}: remove one side first"
-            )
-        _copy_shards(other_dataset, base.storage)
-        fresh = pc.is_in(
-            other_dataset.index["chain_id"], value_set=pa.array(shared.added, pa.utf8())
-        )
-        return canonical([base.index, other_dataset.index.filter(fresh)]), list(
-            other_dataset.manifest.shards
-        )
+        diff = base.diff_with(source)
+        if diff.changed:
+            raise ValueError(f"chains differ: {', '.join(diff.changed[:5])}: remove one side first")
+        _copy_shards(source, base.storage)
+        added = pc.is_in(source.index["chain_id"], value_set=pa.array(diff.added, pa.utf8()))
+        return canonical([base.index, source.index.filter(added)]), list(source.manifest.shards)
 
     return _amend(uri, ref, change)
 
@@ -88,8 +79,8 @@ def compact(uri: str, *, ref: str = "main") -> Snapshot:
     """
 
     def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
-        live = base.index.group_by("shard").aggregate([("nbytes", "sum"), ("nbytes", "count")])
-        names = live.filter(pc.less(live["nbytes_sum"], SHARD_NBYTES / 2))
+        shards = base.index.group_by("shard").aggregate([("nbytes", "sum"), ("nbytes", "count")])
+        names = shards.filter(pc.less(shards["nbytes_sum"], SHARD_NBYTES / 2))
         sparse = names["shard"].to_pylist()
         num_stored = sum(shard.chains for shard in base.manifest.shards if shard.name in sparse)
         if len(sparse) < 2 and num_stored == (pc.sum(names["nbytes_count"]).as_py() or 0):

@@ -145,17 +145,17 @@ class LocalStorage:
         done, descriptor = 0, self._descriptor(key)
         while done < len(out):  # the kernel may return less than asked, above 2 GiB or on a signal
             try:
-                got = os.preadv(descriptor.number, [out[done:]], offset + done)
+                count = os.preadv(descriptor.number, [out[done:]], offset + done)
             except OSError as error:
                 self.forget(key)  # on a network file system the path may be another file by now
                 why = f"cannot read: {error.strerror}"
                 raise StoreError(why, path=str(self.path(key))) from None
-            if not got:
+            if not count:
                 raise ShardCorrupt(
                     f"file ends at byte {offset + done}, {offset + len(out)} expected: truncated",
                     path=str(self.path(key)),
                 )
-            done += got
+            done += count
 
     def forget(self, key: str) -> None:
         """Open the file again next time: an undamaged one may have replaced it."""

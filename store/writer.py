@@ -242,14 +242,15 @@ def write_snapshot(
 
 def _is_stored(storage: Storage, folder: str, manifest: Manifest) -> bool:
     """True if all files of the snapshot are stored, undamaged."""
+
+    def digest(name: str) -> str:
+        return hashlib.sha256(storage.read(f"{folder}/{name}")).hexdigest()
+
     try:
-        index = storage.read(f"{folder}/index.arrow")
-        more = {name: storage.read(f"{folder}/{name}") for name in manifest.more_files}
-        files = manifest.file_table
         return (
-            all(hashlib.sha256(more[name]).hexdigest() == files[name]["sha256"] for name in more)
+            all(digest(name) == file["sha256"] for name, file in manifest.file_table.items())
             and storage.read(f"{folder}/manifest.json") == manifest.to_bytes()
-            and hashlib.sha256(index).hexdigest() == manifest.index_sha256
+            and digest("index.arrow") == manifest.index_sha256
         )
     except ShardMissing:
         return False

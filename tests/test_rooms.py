@@ -58,7 +58,7 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 BUDGET = {
     "src": 4_437,
     "featurize": 19_947,
-    "store": 7_306,
+    "store": 7_297,
     "loader": 12_090,
     "service": 8_234,
     "trainer": 12_036,

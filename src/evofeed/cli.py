@@ -90,8 +90,8 @@ def main(argv: list[str] | None = None) -> None:
     elif name not in COMMANDS:
         import difflib
 
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f", did you mean {near[0]!r}?" if near else ";"
+        matches = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f", did you mean {matches[0]!r}?" if matches else ";"
         sys.exit(_fail(f"no command {name!r}{hint} `evofeed --help` lists them", 2))
     else:
         try:

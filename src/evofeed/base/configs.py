@@ -80,8 +80,8 @@ def replaced(base: _C, changes: Mapping[str, Any], prefix: str = "") -> _C:
     hints = get_type_hints(type(base))
     unknown = sorted(set(changes) - set(hints))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], hints, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        matches = difflib.get_close_matches(unknown[0], hints, n=1)
+        hint = f"did you mean {matches[0]}? " if matches else ""
         raise ValueError(
             f"no setting {prefix}{unknown[0]}; {hint}there are {', '.join(sorted(hints))}"
         )

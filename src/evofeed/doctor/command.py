@@ -185,12 +185,12 @@ def machine_texts() -> dict[str, str]:
 
 def _drivers() -> str:
     """Output of nvidia-smi; empty if it is missing or fails."""
-    words = ["nvidia-smi", "--format=csv,noheader", "--query-gpu=driver_version"]
+    query = ["nvidia-smi", "--format=csv,noheader", "--query-gpu=driver_version"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=60)
+        result = subprocess.run(query, capture_output=True, text=True, errors="replace", timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return result.stdout if result.returncode == 0 else ""
 
 
 def _memory() -> int:
@@ -257,9 +257,9 @@ def _driver(texts: Texts) -> Iterator[Check]:
         return
     version, cuda = versions[0].strip(), texts.get("cuda", "")
     oldest = _DRIVERS.get(int(cuda.partition(".")[0])) if cuda else None
-    old = oldest is not None and int(version.partition(".")[0]) < oldest
+    outdated = oldest is not None and int(version.partition(".")[0]) < oldest
     to_do = f"CUDA {cuda} needs driver {oldest} or newer: update it, or install torch of an older"
-    yield Check("driver", f"{version}, torch of CUDA {cuda or 'none'}", f"{to_do} CUDA" * old)
+    yield Check("driver", f"{version}, torch of CUDA {cuda or 'none'}", f"{to_do} CUDA" * outdated)
     visible = int(texts.get("torch_gpus", len(versions)))
     if 0 < visible < len(versions) and "CUDA_VISIBLE_DEVICES" not in texts.get("environment", ""):
         to_do = "the others are in use exclusively (`nvidia-smi -c 0`) or not in this container"
