@@ -41,9 +41,7 @@ def alignment_folders(
     root: str | Path, only: Iterable[Path] | None = None
 ) -> list[tuple[str, ...]]:
     """Alignment files by query, sorted, template hits last: those below a folder, or `only` those.
-
-    Files of one folder have one query; so has a file or folder that Boltz or OpenFold3 prepared.
-    """
+    A folder has one query, and so has a file or folder that Boltz or OpenFold3 prepared."""
     groups: dict[Path, list[str]] = {}
     for path in files_below(root) if only is None else only:
         if plain(path.name).endswith(SUFFIXES):
@@ -73,12 +71,10 @@ def read_alignment(files: Sequence[str]) -> Alignment:
     """All rows of the files of one query, named by its sequence; template hits are skipped.
 
     Raises:
-        InputError: a file is not an alignment, or its first row is another query; names file and
-            line.
+        InputError: a file is not an alignment or has another query; names file and line.
     """
-    texts = [
-        (path, *part) for path in files if not is_hits_file(path) for part in _alignment_texts(path)
-    ]
+    paths = [path for path in files if not is_hits_file(path)]
+    texts = [(path, *text) for path in paths for text in _alignment_texts(path)]
     parsed = [(path, *_parsed_rows(data, path, is_sto)) for path, _, data, is_sto in texts]
     query = parsed[0][1].query
     sources = tuple(name for _, name, *_ in texts)

@@ -56,9 +56,8 @@ def boltz_set(folder: str | Path, alignments: str) -> PreparedSet | None:
             items.append((str(record["id"]), path, json.dumps(record), *rows))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"not a manifest of Boltz: {error!r}", path=str(manifest)) from None
-    return PreparedSet(
-        "boltz", items, str(alignment_folder) if alignments or alignment_folder.is_dir() else ""
-    )
+    has_alignments = alignments or alignment_folder.is_dir()
+    return PreparedSet("boltz", items, str(alignment_folder) if has_alignments else "")
 
 
 def boltz_target(

@@ -47,11 +47,7 @@ Items = list[tuple[str, ...]]
 
 
 def with_absolute_paths(source: EntriesInput) -> EntriesInput:
-    """The input with absolute paths, so that a job can be run again from any working directory.
-
-    Raises:
-        InputError: one of them does not exist.
-    """
+    """The input with absolute paths, which must exist: a job may run again in another directory."""
     names = ("structures", "components", "alignments", "templates", "clusters")
     paths: dict[str, Any] = {n: absolute(path) for n in names if (path := getattr(source, n))}
     if missing := [path for path in paths.values() if not Path(path).exists()]:
@@ -124,10 +120,8 @@ def alignment_items(root: str) -> tuple[Items, list[dict[str, Any]]]:
 
 
 def _write_search_files(root: Path) -> list[Path]:
-    """Writes the alignments of `evofeed search` into `msa/`, a folder per sequence; returns them.
-
-    Files there of sequences that are no longer in the search are not among them.
-    """
+    """Writes a search's alignments into `msa/`, a folder per sequence; returns these files only,
+    not those of sequences that have left the search."""
     written = set()
     for entry in read_index(str(root / SEARCH_INDEX)).values():
         folder = root / "msa" / hashlib.sha256(entry.sequence.encode()).hexdigest()[:16]

@@ -322,14 +322,11 @@ def _molecules(
     """One shard of all reference molecules; recorded ones replace computed ones."""
     storage = open_storage(dataset_uri)
     merged: dict[str, dict[str, Molecule]] = {project: {} for project in recorded}
-    for entry in (
-        ShardEntry.from_dict(molecule["molecules"]) for molecule in shards if molecule["molecules"]
-    ):
+    for entry in (ShardEntry.from_dict(s["molecules"]) for s in shards if s["molecules"]):
         for span in record_spans(storage, entry):
             table = merged[span.record_id]
-            for name, molecule in read_value(
-                storage, span
-            ).items():  # from a prepared set, over computed ones
+            # Several of one name are from a prepared set: their atoms differ.
+            for name, molecule in read_value(storage, span).items():
                 table[name] = table[name].overlaid(molecule) if name in table else molecule
     for project, molecules in recorded.items():
         merged[project] |= molecules

@@ -34,10 +34,7 @@ class ReferenceMolecule(NamedTuple):
 
 
 class MoleculeAtoms(NamedTuple):
-    """Atoms and bonds of a molecule, as columns of `Component`.
-
-    `position` gives stereochemistry if it has all coordinates.
-    """
+    """Columns of `Component`; `position` gives stereochemistry if it has all coordinates."""
 
     name: np.ndarray
     element: np.ndarray
@@ -49,15 +46,9 @@ class MoleculeAtoms(NamedTuple):
 
 def component_atoms(component: Component) -> MoleculeAtoms:
     """Atoms and bonds of a component, hydrogens included."""
-    position = component.ideal if np.isfinite(component.ideal).all() else component.model
-    return MoleculeAtoms(
-        component.name,
-        component.element,
-        component.charge,
-        component.bond,
-        component.bond_order,
-        position,
-    )
+    c = component
+    position = c.ideal if np.isfinite(c.ideal).all() else c.model
+    return MoleculeAtoms(c.name, c.element, c.charge, c.bond, c.bond_order, position)
 
 
 def ligand_atoms(record: EntryRecord, section: RulesetSection, chain: int) -> MoleculeAtoms:
@@ -92,10 +83,8 @@ def component_molecule(component: Component, conformers: int) -> ReferenceMolecu
 
 
 def annotated_molecule(path: str, *, hidden: bool) -> Molecule:
-    """The molecule of an OpenFold3 SDF file, with its conformer.
-
-    Args:
-        hidden: drop the coordinates, as they would leak.
+    """The molecule and conformer of an OpenFold3 SDF file; `hidden`: coordinates would leak and
+    are dropped.
 
     Raises:
         InputError: it is not a file of OpenFold3.

@@ -152,9 +152,8 @@ def openfold3_target(
     )
     chains = [metadata["chains"][name] for name in section.chain_name.tolist()]
     if "experimental_method" not in metadata and not metadata["resolution"]:
-        metadata["method"] = (
-            "SOLUTION NMR"  # the only method without a resolution in a cache for training
-        )
+        # The only method without a resolution in a cache for training.
+        metadata["method"] = "SOLUTION NMR"
     return build_target(
         section,
         metadata["id"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,9 +51,7 @@ class PreparedEntry:
 
     def notes(self) -> tuple[str, ...]:
         """Notes on what is left out."""
-        notes = [
-            f"{project} does not accept it: {reason}" for project, reason in self.refused.items()
-        ]
+        notes = [f"{name} does not accept it: {reason}" for name, reason in self.refused.items()]
         notes += [f"{item.what} left out: {item.reason}" for item in self.record.dropped]
         for project, section in self.sections.items():
             counts = Counter(_describe(item) for item in section.dropped)
@@ -94,21 +92,16 @@ def _describe(item: Dropped) -> str:
 
 
 def prepare_entry(
-    data: bytes,
-    components: ComponentTable,
-    projects: Iterable[str],
-    *,
-    path: str = "",
-    options: Mapping[str, Any] | None = None,
+    data: bytes, components: ComponentTable, projects: Iterable[str], *, path: str = ""
 ) -> PreparedEntry:
-    """The record of an mmCIF file and the section of every project, with its rules in `options`.
+    """The record of an mmCIF file and the section of every project that accepts it.
 
     Raises:
         MmcifError: the file is not mmCIF, or its tables contradict each other.
         EntryRefused: no project accepts it; the message has every reason.
     """
     record = entry_record(data, path=path)
-    sections, refused = _sections(record, components, projects, options or {})
+    sections, refused = _sections(record, components, projects)
     if not sections:
         reasons = "; ".join(f"{project}: {reason}" for project, reason in refused.items())
         raise EntryRefused(f"no project accepts it: {reasons}", item=record.entry, path=path)
@@ -116,10 +109,7 @@ def prepare_entry(
 
 
 def _sections(
-    record: EntryRecord,
-    components: ComponentTable,
-    projects: Iterable[str],
-    options: Mapping[str, Any] = {},
+    record: EntryRecord, components: ComponentTable, projects: Iterable[str]
 ) -> tuple[dict[str, RulesetSection], dict[str, str]]:
     """The section of every project that accepts the record, the reason of every other."""
     sections: dict[str, RulesetSection] = {}
@@ -127,8 +117,7 @@ def _sections(
     for project in projects:
         try:
             module = importlib.import_module(f"evofeed.featurize.records.rulesets.{project}")
-            section_of = getattr(module, f"{project}_section")
-            sections[project] = section_of(record, components, options.get(project))
+            sections[project] = getattr(module, f"{project}_section")(record, components)
         except (EntryRefused, ComponentMissing) as error:
             refused[project] = error.message
     return sections, refused

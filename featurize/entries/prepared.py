@@ -35,17 +35,11 @@ def prepared_set(folder: str, alignments: str) -> PreparedSet | None:
 
 
 def read_target(
-    project: str,
-    path: str,
-    metadata: str,
-    *alignments: str,
-    components: ComponentTable | None = None,
+    project: str, path: str, item: str, *alignments: str, components: ComponentTable | None = None
 ) -> Target:
-    """The target of a prepared structure.
+    """The target of a prepared structure, with its item in the set's list (JSON).
 
-    Args:
-        metadata: the structure's item in the set's list, JSON.
-        components: the dictionary, which Boltz 2 needs for elements and charges.
+    Boltz 2 takes elements and charges from the dictionary `components`.
 
     Raises:
         InputError: a file is damaged or another version's, holds more than arrays and plain values,
@@ -56,6 +50,6 @@ def read_target(
     queries = {representative(file): query_of(file) for file in alignments}
     try:
         dictionary = {"components": components or ComponentTable({})} if project == "boltz" else {}
-        return build(parse_json(metadata), tables, queries, **dictionary)
+        return build(parse_json(item), tables, queries, **dictionary)
     except TABLE_ERRORS as error:
         raise InputError(f"not a structure that {project} prepared: {error!r}", path=path) from None

@@ -71,21 +71,21 @@ def protenix_target(
 ) -> Target:
     """The target of an entry's dictionary, with its rows in the lists."""
     array = vars(tables["atom_array"])
-    annotations, position = array["_annot"], array["_coord"]
-    kinds = np.array([_TYPES[name] for name in annotations["chain_mol_type"].tolist()])
+    columns, position = array["_annot"], array["_coord"]
+    kinds = np.array([_TYPES[name] for name in columns["chain_mol_type"].tolist()])
     section = array_section(
         "protenix",
-        annotations,
+        columns,
         _bonds(array["_bonds"]),
-        np.asarray(annotations["is_resolved"]).astype(bool),
+        np.asarray(columns["is_resolved"]).astype(bool),
         metadata["interfaces"],
         chain_type=kinds,
-        chain_entity=annotations["entity_id_int"],
-        chain_copy=annotations["sym_id_int"],
-        chain_number=annotations["asym_id_int"],
+        chain_entity=columns["entity_id_int"],
+        chain_copy=columns["sym_id_int"],
+        chain_number=columns["asym_id_int"],
     )
-    numbers = annotations["entity_id_int"].tolist()
-    names = dict(zip(numbers, annotations["label_entity_id"].tolist(), strict=True))
+    numbers = columns["entity_id_int"].tolist()
+    names = dict(zip(numbers, columns["label_entity_id"].tolist(), strict=True))
     entities = [names[number] for number in section.chain_entity.tolist()]
     elements = element_numbers(section.atom_element)
     return build_target(
@@ -96,13 +96,9 @@ def protenix_target(
         [(tables["sequences"].get(name), metadata["clusters"].get(name)) for name in entities],
         names=names,
         polymers={key: tables["entity_poly_type"].get(name, "") for key, name in names.items()},
-        occupancy=annotations.get("occupancy"),
+        occupancy=columns.get("occupancy"),
         molecules=reference_molecules(
-            section,
-            elements,
-            annotations["ref_charge"],
-            annotations["ref_pos"],
-            annotations["ref_mask"],
+            section, elements, columns["ref_charge"], columns["ref_pos"], columns["ref_mask"]
         ),
     )
 

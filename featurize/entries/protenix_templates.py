@@ -88,10 +88,8 @@ def protenix_hits(
             passed_over[error.message] += 1
             template = None
         drawable.append(_Hit(listed, sequence, template))
-    notes = [
-        f"protenix: {count} template hits passed over: {reason}"
-        for reason, count in sorted(passed_over.items())
-    ]
+    note = "protenix: {} template hits passed over: {}"
+    notes = [note.format(count, reason) for reason, count in sorted(passed_over.items())]
     return _hit_table(drawable, len(query)), notes
 
 
@@ -109,7 +107,7 @@ def _release_date(hit: TemplateHit, library: TemplateLibrary, dates: dict[str, s
 
 
 def _hit_table(hits: Sequence[_Hit], length: int) -> TemplateHits:
-    numbers: dict[str, int] = {}
+    ids: dict[str, int] = {}
     shape = (len(hits), length)
     restype, mask = np.full(shape, GAP, np.uint8), np.zeros((*shape, ATOM37_NUM), bool)
     position = [np.zeros((0, 3), np.float32)]
@@ -121,9 +119,7 @@ def _hit_table(hits: Sequence[_Hit], length: int) -> TemplateHits:
         name=tuple(hit.template.name if hit.template else "" for hit in hits),
         listed=tuple(hit.listed for hit in hits),
         date=tuple(hit.template.release_date if hit.template else "" for hit in hits),
-        sequence=np.array(
-            [numbers.setdefault(hit.sequence, len(numbers)) for hit in hits], np.int32
-        ),
+        sequence=np.array([ids.setdefault(hit.sequence, len(ids)) for hit in hits], np.int32),
         restype=restype,
         seen=mask,
         position=np.concatenate(position),

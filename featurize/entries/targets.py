@@ -61,7 +61,7 @@ def representative(file: str) -> str:
 
 def array_section(
     project: str,
-    annotations: Mapping[str, Any],
+    atoms: Mapping[str, Any],
     bonds: Any,
     resolved: np.ndarray,
     contacts: Iterable[Sequence[str]],
@@ -78,27 +78,14 @@ def array_section(
         ValueError: columns differ in length, or a bond has no such atom.
     """
     size = len(resolved)
-    chain, name, insertion = (_text(annotations[n]) for n in ("chain_id", "res_name", "ins_code"))
-    number = np.asarray(annotations["res_id"]).astype(np.int64)
-    atom_name, element = (
-        _text(annotations["atom_name"]),
-        np.char.upper(_text(annotations["element"])),
-    )
-    charge = np.asarray(annotations["charge"]).astype(np.int64)
-    hetero = np.asarray(annotations["hetero"]).astype(bool)
-    columns = (
-        chain,
-        name,
-        insertion,
-        number,
-        atom_name,
-        element,
-        charge,
-        hetero,
-        *chain_columns.values(),
-    )
+    chain, name, insertion = (_text(atoms[n]) for n in ("chain_id", "res_name", "ins_code"))
+    number = np.asarray(atoms["res_id"]).astype(np.int64)
+    atom_name, element = _text(atoms["atom_name"]), np.char.upper(_text(atoms["element"]))
+    charge = np.asarray(atoms["charge"]).astype(np.int64)
+    hetero = np.asarray(atoms["hetero"]).astype(bool)
+    columns = (chain, name, insertion, number, atom_name, element, charge, hetero)
     table = np.asarray(bonds).astype(np.int64).reshape(-1, 3)
-    if {len(values) for values in columns} != {size} or not size:
+    if {*map(len, (*columns, *chain_columns.values()))} != {size} or not size:
         raise ValueError("columns of atoms differ in length")
     if len(table) and not 0 <= table[:, :2].min() <= table[:, :2].max() < size:
         raise ValueError("a bond names an atom that does not exist")
@@ -107,17 +94,15 @@ def array_section(
     if len(rank) != len(starts):
         raise ValueError("the atoms of a chain are not contiguous")
     numbers = np.arange(len(starts))
-    defaults = {"chain_copy": 0 * numbers, "chain_number": numbers}
+    of_chains = {"chain_copy": 0 * numbers, "chain_number": numbers}
+    of_chains |= {key: column[starts].astype(np.int64) for key, column in chain_columns.items()}
     return RulesetSection(
         project=project,
         chain_name=chain[starts],
         chain_asym=numbers,
         chain_operator=np.full(len(starts), -1),
         chain_valid=np.ones(len(starts), bool),
-        **(
-            defaults
-            | {key: column[starts].astype(np.int64) for key, column in chain_columns.items()}
-        ),
+        **of_chains,
         chain_residue=np.append(np.searchsorted(residues, starts), len(residues)),
         residue_name=name[residues],
         residue_index=number[residues],
@@ -192,19 +177,15 @@ def build_target(
     counts = np.add.reduceat(resolved, section.residue_atom[:-1], dtype=np.int64)
     residues, size = np.flatnonzero(counts), int(resolved.sum())
     number = section.residue_index[residues] - offset
-    resolution, method = (
-        metadata.get("resolution"),
-        metadata.get("method") or metadata.get("experimental_method"),
-    )
+    resolution = metadata.get("resolution") or 0
+    method = metadata.get("method") or metadata.get("experimental_method")
     dates = [metadata.get(name) for name in ("release_date", "released", "revised")]
     record = EntryRecord(
         entry=entry,
         assembly="",
         deposit_date=metadata.get("deposited") or "",
         release_dates=tuple(str(value) for value in dates if value),
-        resolutions=(("_refine.ls_d_res_high", str(resolution)),)
-        if resolution and resolution > 0
-        else (),
+        resolutions=(("_refine.ls_d_res_high", str(resolution)),) if resolution > 0 else (),
         methods=(method.upper(),) if method else (),
         oligomeric_count="",
         entities=tuple(entities),

@@ -51,9 +51,8 @@ CONFORMERS = {"openfold3": 32, "boltz": 1, "protenix": 1}
 class EntriesTask(Task):
     """Entries, alignments or molecules to prepare.
 
-    An item is its name in reports and, by `kind`: an mmCIF file or the rest of a
-    `PreparedSet.items` item (`entry`), the files of one query (`alignment`) or the code of a
-    component (`molecules`).
+    An item is its name in reports and, by `kind`, an mmCIF file or an item of `PreparedSet.items`
+    (`entry`), the files of one query (`alignment`) or the code of a component (`molecules`).
     """
 
     kind: str
@@ -184,8 +183,8 @@ def _warm_up(task: EntriesTask) -> None:
         parse_stockholm(b"# STOCKHOLM 1.0\nquery MA\nrow M-\n//\n")
     elif task.items:
         components_at(task.dataset_uri, task.components)
-    is_prepared_set = bool(task.items) and len(task.items[0]) != 2
-    if task.kind != "alignment" and task.items and not is_prepared_set:
+    # An item of a prepared set is longer than a name and a file.
+    if task.kind != "alignment" and task.items and len(task.items[0]) == 2:
         read_block(b"data_1abc\n")
         for project in task.projects:
             importlib.import_module(f"evofeed.featurize.records.rulesets.{project}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,9 +102,7 @@ def job_of_complex(record: AssemblyRecord, ids: Iterator[str] | None = None) -> 
     return Job(
         name=record.assembly_id,
         molecules=molecules,
-        structure=_structure(
-            record, tuple(name for molecule in molecules for name in molecule.ids)
-        ),
+        structure=_structure(record, tuple(itertools.chain(*(m.ids for m in molecules)))),
     )
 
 

@@ -46,22 +46,17 @@ _HISTORY: Final = "_pdbx_audit_revision_history.revision_date"
 _DEPOSITED: Final = "_pdbx_database_status.recvd_initial_deposition_date"
 
 
-def entry_record(data: bytes, *, path: str = "", assembly: str | None = None) -> EntryRecord:
-    """The record of an entry's first model and of one assembly.
-
-    Args:
-        assembly: `_pdbx_struct_assembly_gen.assembly_id`; None is `1`, or the first where no
-            assembly has that name.
+def entry_record(data: bytes, *, path: str = "") -> EntryRecord:
+    """The record of an entry's first model and of assembly `1`, or the first if none has that name.
 
     Raises:
         MmcifError: the file is not mmCIF, has no atoms, or its tables contradict each other.
     """
     tables = _Tables(read_block(data, path), path)
     try:
-        return tables.record(assembly)
+        return tables.record()
     except (ValueError, IndexError, KeyError, OverflowError) as error:
-        why = f"its tables do not fit together: {error}"
-        raise MmcifError(why, path=path) from error
+        raise MmcifError(f"its tables do not fit together: {error}", path=path) from error
 
 
 class _Tables:
@@ -83,7 +78,7 @@ class _Tables:
     def error(self, message: str) -> MmcifError:
         return MmcifError(message, path=self.path)
 
-    def record(self, assembly: str | None) -> EntryRecord:
+    def record(self) -> EntryRecord:
         items = AtomItems(self.block, self.path, _LABELLED)
         size = items.rows
         if size < items.size:
@@ -113,7 +108,7 @@ class _Tables:
             [numbers.get(label, -1) for label in atoms["label_entity_id"][first_atom].tolist()]
         )
         self._check_numbers(seq[starts], chain_starts, chain_entity, entities)
-        copies, operators, name = self._assembly(assembly)
+        copies, operators, name = self._assembly()
         altloc = atoms["label_alt_id"]
         types = pairs_of(self.block, "_chem_comp.id", "_chem_comp.type")
         ids = "_pdbx_struct_assembly."
@@ -197,20 +192,12 @@ class _Tables:
             )
         )
 
-    def _assembly(
-        self, assembly: str | None
-    ) -> tuple[tuple[AssemblyCopies, ...], Float[np.ndarray, "K 3 4"], str]:
+    def _assembly(self) -> tuple[tuple[AssemblyCopies, ...], Float[np.ndarray, "K 3 4"], str]:
         prefix = "_pdbx_struct_assembly_gen."
         ids = self.column(prefix + "assembly_id")
-        identity = np.eye(3, 4)[None]
         if not ids:
-            return (), identity, ""
-        if assembly is None:
-            assembly = "1" if "1" in ids else ids[0]
-        elif assembly not in ids:
-            raise self.error(
-                f"no assembly {assembly!r}: the file has {', '.join(sorted(set(ids)))}"
-            )
+            return (), np.eye(3, 4)[None], ""
+        assembly = "1" if "1" in ids else ids[0]
         matrices = self._matrices()
         copies: list[AssemblyCopies] = []
         operators: list[np.ndarray] = []
@@ -264,9 +251,9 @@ class _Tables:
         )
 
     def _link_ends(
-        self, partner: int, rows: int, residues: dict[tuple[str, ...], int]
+        self, end: int, rows: int, residues: dict[tuple[str, ...], int]
     ) -> list[LinkEnd]:
-        columns = [self.column(f"_struct_conn.{item.format(partner)}") for item in _LINK_ITEMS]
+        columns = [self.column(f"_struct_conn.{item.format(end)}") for item in _LINK_ITEMS]
         columns = [values if len(values) == rows else [""] * rows for values in columns]
         ends = []
         for asym, seq, name, atom, altloc, chain, number, code, symmetry in zip(

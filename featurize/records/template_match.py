@@ -66,7 +66,7 @@ def match_hit(
         letters = "".join(sequence[i] for i in piece.tolist())
         return Match(name, query, piece + offset, letters)
     name = _only_or_named(chain_id, structure, config)
-    template = _realign(sequence, structure.sequences[name], hit.name)[piece]
+    template = _realign(sequence, structure.sequences[name], hit.name, _MIN_IDENTITY)[piece]
     matched = (template >= 0) | config.unmatched_to_last  # below, -1 is the last residue
     full = structure.sequences[name]
     letters = "".join(full[i] for i in template[matched].tolist())
@@ -128,9 +128,7 @@ def _only_or_named(chain_id: str, structure: Structure, config: FeaturizeConfig)
     )
 
 
-def _realign(
-    old: str, new: str, name: str, min_identity: float = _MIN_IDENTITY
-) -> Int[np.ndarray, " P"]:
+def _realign(old: str, new: str, name: str, min_identity: float) -> Int[np.ndarray, " P"]:
     """Position in `new` of each letter of `old`, -1 where it has none.
 
     Raises:
@@ -143,10 +141,8 @@ def _realign(
             f"want {shortest} to {longest}"
         )
     positions = aligned_positions(old, new)
-    identical = sum(
-        i >= 0 and letter == new[i] for letter, i in zip(old, positions.tolist(), strict=True)
-    )
-    identity = identical / min(len(old), len(new))
+    pairs = zip(old, positions.tolist(), strict=True)
+    identity = sum(i >= 0 and a == new[i] for a, i in pairs) / min(len(old), len(new))
     if identity < min_identity:
         raise TemplateError(f"{name[:12]!r} is only {identity:.0%} identical to its structure")
     return positions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -58,13 +58,10 @@ def make_set(
 
     databases, config = read_recipe(recipe, search_db, template_db)
     executor = "ray" if ray_address else executor
-    workplace: dict[str, Any] = {
-        "executor": executor,
-        "workers": workers,
-        "ray_address": ray_address,
-    }
-    search = SearchOptions(**workplace)
-    job = JobOptions(**workplace, max_broken=max_broken)
+    search = SearchOptions(executor=executor, workers=workers, ray_address=ray_address)
+    job = JobOptions(
+        executor=executor, workers=workers, ray_address=ray_address, max_broken=max_broken
+    )
     result = make(
         structures,
         out,

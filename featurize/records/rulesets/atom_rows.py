@@ -49,10 +49,8 @@ class AtomRows:
         entity: Integer[np.ndarray, " C"],
         number: Integer[np.ndarray, " R"],
     ) -> AtomRows:
-        """Atoms of the asymmetric unit, without bonds.
-
-        `entity` of each chain and `number` of each residue are as the project counts.
-        """
+        """Atoms of the asymmetric unit, without bonds; `entity` by chain and `number` by residue
+        are as the project counts."""
         residue = record.atom_residue()[rows]
         chain = record.residue_chain()[residue]
         size = len(rows)
@@ -190,9 +188,7 @@ def build_residues(
             ]
         )
 
-    codes = [
-        plan.component.code if plan.component else atoms.res_name[plan.chain_row] for plan in plans
-    ]
+    codes = [p.component.code if p.component else atoms.res_name[p.chain_row] for p in plans]
     built = AtomRows(
         **{column: getattr(atoms, column)[chain_row] for column in _RESIDUE_COLUMNS},
         row=np.full(len(chain_row), -1),
@@ -297,9 +293,7 @@ def concatenated(pieces: list[AtomRows]) -> AtomRows:
     sizes = offsets(np.array([len(piece) for piece in pieces]))
     shifts = [(size, size, 0) for size in sizes[:-1].tolist()]
     bonds = [piece.bonds + shift for piece, shift in zip(pieces, shifts, strict=True)]
-    columns = {
-        name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in _COLUMNS
-    }
+    columns = {name: np.concatenate([getattr(p, name) for p in pieces]) for name in _COLUMNS}
     return AtomRows(**columns, bonds=np.concatenate(bonds))
 
 
@@ -331,10 +325,8 @@ def apply_operators(atoms: AtomRows, record: EntryRecord, *, single: bool) -> No
 def single_location(
     record: EntryRecord, choose: Callable[[dict[int, float]], int | None]
 ) -> Bool[np.ndarray, " A"]:
-    """Mask of atoms with no alternate location, or with the one chosen for their residue.
-
-    `choose` gets the sum of occupancies by letter. Monomers of one number are one residue.
-    """
+    """Mask of atoms with no alternate location, or with the one of their residue that is chosen
+    from the sums of occupancy by letter. Monomers of one number are one residue."""
     mask: np.ndarray = record.atom_altloc == ALTLOC_NONE
     starts = run_starts(record.residue_chain(), record.residue_author, record.residue_insertion)
     bounds = record.residue_atom[np.append(starts, record.num_residues)]

@@ -343,10 +343,9 @@ class _Preparation(Cleaning[BoltzRules]):
                 continue
             (first_asym, first_atom), (second_asym, second_atom) = ends
             for operator in dict.fromkeys(copy.operator for copy in copies):
-                for a, b in zip(
-                    starts_of[first_asym, operator], starts_of[second_asym, operator], strict=False
-                ):
-                    bonds.append((a + first_atom, b + second_atom, 0))
+                rows = (starts_of[asym, operator] for asym in (first_asym, second_asym))
+                for first, second in zip(*rows, strict=False):
+                    bonds.append((first + first_atom, second + second_atom, 0))
         return np.array(bonds, np.int64).reshape(-1, 3)
 
     def _drop_link(self, end: LinkEnd, reason: str) -> None:
@@ -372,11 +371,9 @@ class _Preparation(Cleaning[BoltzRules]):
         valid = np.ones(len(sources), bool)
         for row, (low, high) in enumerate(segment_bounds(run_starts(atoms.chain), len(atoms))):
             part = atoms.take(np.arange(low, high))
-            reason = (
-                "clashes with another chain"
-                if row in clashing
-                else self._refusal_reason(part, sources[row])
-            )
+            reason = self._refusal_reason(part, sources[row])
+            if row in clashing:
+                reason = "clashes with another chain"
             if reason:
                 valid[row] = False
                 self._drop_chain(int(part.asym[0]), reason)

@@ -135,10 +135,8 @@ def linked_bonds(
     kinds: Mapping[str, int],
     dropped: list[Dropped],
 ) -> Integer[np.ndarray, "b 3"]:
-    """Links of the file within one copy, of the kinds that `kinds` gives a bond type.
-
-    Links with an end that is not among these atoms are added to `dropped`.
-    """
+    """Links of the file within one copy, with the bond type of their kind in `kinds`; links with
+    an end that is not among these atoms are added to `dropped`."""
     new_row = np.full(record.num_atoms, -1, np.int64)
     new_row[rows] = np.arange(len(rows))
     bonds = []

@@ -176,9 +176,8 @@ class _Cleaning(Cleaning[OpenFold3Rules]):
 
     def _location(self, sums: dict[int, float]) -> int | None:
         """The letter with the highest sum of occupancies, the first of equal ones."""
-        letters = [
-            letter for letter in sums if chr(letter).isalpha() or not self.rules.letters_only
-        ]
+        all_symbols = not self.rules.letters_only
+        letters = [letter for letter in sums if all_symbols or chr(letter).isalpha()]
         return max(letters, key=sums.__getitem__, default=None)
 
     def chain_name(self, atoms: AtomRows, row: int) -> str:

@@ -34,15 +34,12 @@ def polymer_bonds(
     limit: float | None = None,
 ) -> Integer[np.ndarray, "B 3"]:
     """Bonds of the atoms and between consecutive residues, unless one has another bond instead.
-
-    Added bonds between chains of the file are at most `limit` ångström long.
-    """
+    Added bonds between chains of the file are at most `limit` ångström long."""
     added = chain_bonds(atoms, components, starts, _link_kind)
     number = segment_ids(starts, len(atoms))
     first, second = atoms.bonds[:, 0], atoms.bonds[:, 1]
-    adjacent = (np.abs(number[first] - number[second]) == 1) & (
-        atoms.chain[first] == atoms.chain[second]
-    )
+    same_chain = atoms.chain[first] == atoms.chain[second]
+    adjacent = same_chain & (np.abs(number[first] - number[second]) == 1)
     displaced = np.zeros(len(atoms), bool)
     for end, partner in ((first, second), (second, first)):
         crosslinked = adjacent & ~np.isin(atoms.name[partner], ("C", "P"))
@@ -91,6 +88,14 @@ def leaving_groups(component: Component) -> Mapping[str, list[list[str]]] | None
                 return None
             groups[names[centre]].append([names[atom] for atom in sorted(group)])
     return groups
+
+
+def _leaving_atoms(
+    groups: list[list[str]], count: int, resolved: Mapping[str, object]
+) -> list[str]:
+    """Atoms of `count` leaving groups, one for each bond, unresolved groups first."""
+    ordered = sorted(groups, key=lambda group: any(name in resolved for name in group))
+    return [name for group in ordered[:count] for name in group]
 
 
 class Completion:
@@ -173,23 +178,13 @@ class Completion:
                 break
             resolved = self.rows_by_name[entity, number]
             if name in groups:
-                removed += self._leaving_atoms(groups[name], count, resolved)
+                removed += _leaving_atoms(groups[name], count, resolved)
             else:
-                removed += self._terminal_neighbours(component, name, resolved.get(name, [])[:1])
+                removed += self._missing_ends(component, name, resolved.get(name, [])[:1])
         keep &= ~np.isin(component.name, removed)
         return np.flatnonzero(keep)
 
-    def _leaving_atoms(
-        self, groups: list[list[str]], count: int, resolved: Mapping[str, object]
-    ) -> list[str]:
-        """Atoms of `count` leaving groups, one for each bond, unresolved groups first."""
-        any_resolved = [any(name in resolved for name in group) for group in groups]
-        order = sorted(range(len(groups)), key=any_resolved.__getitem__)
-        return [name for index in order[:count] for name in groups[index]]
-
-    def _terminal_neighbours(
-        self, component: Component, name: str, rows: Sequence[int]
-    ) -> list[str]:
+    def _missing_ends(self, component: Component, name: str, rows: Sequence[int]) -> list[str]:
         """Atoms bonded to this one only that the file does not have."""
         if not rows or name not in component.rows:
             return []
@@ -211,12 +206,12 @@ class Completion:
             if not count:
                 continue
             if name not in groups:
-                removed += self._terminal_neighbours(component, name, [row])
+                removed += self._missing_ends(component, name, [row])
                 continue
             complete = all(any(atom in resolved for atom in group) for group in groups[name])
             if count < len(groups[name]) and name in ("B", "BE") and complete:
                 continue
-            removed += self._leaving_atoms(groups[name], count, resolved)
+            removed += _leaving_atoms(groups[name], count, resolved)
         return np.flatnonzero(component.heavy & ~np.isin(component.name, removed))
 
     def complete_atoms(self) -> AtomRows:
@@ -248,9 +243,8 @@ class Completion:
         else:
             rows = self._ligand_rows(low, high, component)
         by_name = dict(zip(atoms.name[residue].tolist(), residue.tolist(), strict=True))
-        source = np.array(
-            [by_name.get(name, -1) for name in component.name[rows].tolist()], np.int64
-        )
+        names = component.name[rows].tolist()
+        source = np.array([by_name.get(name, -1) for name in names], np.int64)
         if (source >= 0).sum() <= len(residue) / 2:  # not the residue of the sequence
             source[:] = -1
         return ResiduePlan(low, component, rows, source)

@@ -26,14 +26,14 @@ def centre_atoms(atoms: AtomRows) -> Bool[np.ndarray, " A"]:
 
 
 def molecules_near_interface(
-    atoms: AtomRows, max_molecules: int, max_tokens: int
+    atoms: AtomRows, limit: int, max_tokens: int
 ) -> Bool[np.ndarray, " A"] | None:
     """Mask of the molecules nearest to a token at an interface; None without an interface.
 
     Molecules are what bonds join. The token is drawn with a fixed seed, as in Protenix.
     """
     label = molecule_labels(len(atoms), atoms.bonds)
-    if len(np.unique(label)) <= max_molecules:
+    if len(np.unique(label)) <= limit:
         return np.ones(len(atoms), bool)
     centre = centre_atoms(atoms)
     rows = np.flatnonzero(centre & (atoms.row >= 0))
@@ -52,7 +52,7 @@ def molecules_near_interface(
     tokens = 0
     for molecule in label[rows][by_distance].tolist():
         # As in Protenix, a molecule's tokens are counted again at each of its atoms.
-        if len(molecules) >= max_molecules and tokens + sizes[molecule] > max_tokens:
+        if len(molecules) >= limit and tokens + sizes[molecule] > max_tokens:
             break
         molecules.add(molecule)
         tokens += int(sizes[molecule])

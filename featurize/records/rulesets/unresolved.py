@@ -49,9 +49,7 @@ def with_unresolved_atoms(
         kind = int(atoms.kind[low])
         if low == high:
             codes = monomers(low)
-            plans.append(
-                _unresolved_residue(components[codes[number - 1]], kind, low, number, len(codes))
-            )
+            plans.append(_unresolved(components[codes[number - 1]], kind, low, number, len(codes)))
         elif int(atoms.chain[low]) in sparse:
             source = np.arange(low, high)
             plans.append(ResiduePlan(low, None, source, source))
@@ -65,9 +63,7 @@ def with_unresolved_atoms(
     built.bonds = merged_bonds(
         built.bonds,
         residue_bonds(built, components, starts),
-        chain_bonds(
-            built, components, starts, lambda code: BIOTITE_LINKS.get(code.type.upper(), 0)
-        ),
+        chain_bonds(built, components, starts, lambda c: BIOTITE_LINKS.get(c.type.upper(), 0)),
     )
     return built
 
@@ -91,9 +87,7 @@ def _component_order(
     return np.array(rows, np.int64)[order], positions[order]
 
 
-def _unresolved_residue(
-    component: Component, kind: int, chain_row: int, number: int, length: int
-) -> ResiduePlan:
+def _unresolved(component: Component, kind: int, row: int, number: int, length: int) -> ResiduePlan:
     """An unresolved residue. The last of a protein has OXT, the first of a nucleic acid OP3."""
     standard, leaving, end = STANDARD_NUCLEIC, ["OP3", "O3P"], 1
     if kind == PROTEIN:
@@ -103,7 +97,7 @@ def _unresolved_residue(
         mask &= ~np.isin(component.name, leaving)
     rows = np.flatnonzero(mask)
     hetero = component.code not in standard
-    return ResiduePlan(chain_row, component, rows, np.full(len(rows), -1), number, hetero)
+    return ResiduePlan(row, component, rows, np.full(len(rows), -1), number, hetero)
 
 
 def _leaving_oxygen(

@@ -45,9 +45,6 @@ def test_without_an_assembly_called_1_the_first_is_taken() -> None:
     text = changed(GEN, "7 1 A,C\n2 1 B\n")
     record = entry_record(text.encode())
     assert (record.assembly, record.copies[0].asyms) == ("7", ("A", "C"))
-    assert entry_record(text.encode(), assembly="2").copies[0].asyms == ("B",)
-    with pytest.raises(MmcifError, match="no assembly '9': the file has 2, 7"):
-        entry_record(text.encode(), assembly="9")
 
 
 def test_products_of_operators_are_steps_from_right_to_left() -> None:
