@@ -214,12 +214,9 @@ class _Check:
                 report.add("query and structure differ in length", text)
             elif query != sequence:
                 report.add("query and structure differ in letters", where)
-        self._sequence(chain_id, sequence)
-
-    def _sequence(self, chain_id: str, sequence: str) -> None:
-        self.report.residues += len(sequence)
-        if odd := "".join(sorted(set(sequence) - set(RESTYPES))):
-            self.report.add("odd letters", f"{chain_id}: {odd}")
+        report.residues += len(sequence)
+        if letters := "".join(sorted(set(sequence) - set(RESTYPES))):
+            report.add("odd letters", f"{chain_id}: {letters}")
 
     def _structure(self, ref: FileRef) -> Structure:
         key = f"{ref.path}:{ref.offset}"

@@ -123,20 +123,18 @@ def _hhr_hit(lines: list[str], old_hhr: bool) -> TemplateHit:
 def _hhr_head(lines: list[str], old_hhr: bool) -> tuple[int, str, dict[str, float]]:
     if len(lines) < 3 or not lines[1].startswith(">"):
         raise TemplateError("a hit needs its number, its name and a summary line", line=0)
+    start = repr(lines[2][:80])
     fields = dict(_SUMMARY.findall(lines[2]))
     required = _REQUIRED if old_hhr else (*_REQUIRED, "Template_Neff")
-    missing = [name for name in required if name not in fields]
-    if missing:
-        raise TemplateError(
-            f"the summary line lacks {', '.join(missing)}: {lines[2][:80]!r}", line=2
-        )
+    if missing := [name for name in required if name not in fields]:
+        raise TemplateError(f"the summary line lacks {', '.join(missing)}: {start}", line=2)
     try:
         summary = {name: float(fields[name]) for name in required}
         index = int(lines[0].split()[-1])
     except ValueError as error:
         raise TemplateError(f"not a number in the summary: {error}", line=2) from None
     if not all(0 <= value < 1e9 for value in summary.values()):
-        raise TemplateError(f"nonsense in the summary: {lines[2][:80]!r}", line=2)
+        raise TemplateError(f"a negative or too large number in the summary: {start}", line=2)
     return index, lines[1][1:], summary
 
 
@@ -184,9 +182,8 @@ def parse_hmmsearch(
             continue
         match = _SUBSEQUENCE.match(description.strip())
         if match is None:
-            raise TemplateError(
-                f"not '<pdb id>_<chain>/<start>-<end>': {description[:80]!r}", path=path
-            )
+            message = f"not '<pdb id>_<chain>/<start>-<end>': {description[:80]!r}"
+            raise TemplateError(message, path=path)
         letters = row.replace(".", "")
         hits.append(
             TemplateHit(

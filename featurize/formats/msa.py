@@ -92,11 +92,9 @@ def merge(
     columns = msas[0].letters.shape[1]
     if len(msas) > 255:
         raise MsaError(f"{len(msas)} alignments for one chain, at most 255")
-    for index, msa in enumerate(msas):
-        if msa.letters.shape[1] != columns:
-            raise MsaError(
-                f"alignment {index} has {msa.letters.shape[1]} columns, the first has {columns}"
-            )
+    for index, width in enumerate(msa.letters.shape[1] for msa in msas):
+        if width != columns:
+            raise MsaError(f"alignment {index} has {width} columns, the first has {columns}")
     letters = msas[0].letters if len(msas) == 1 else np.concatenate([m.letters for m in msas])
     selected = np.arange(len(letters))
     if unique:
@@ -106,12 +104,11 @@ def merge(
         selected = np.array(list(first_rows.values()))
     msa, counts = kernels.encode(letters, selected, MSA_LETTER_TO_RESTYPE)
     num_rows = [len(m.letters) for m in msas]
-    offsets = np.cumsum([0, *num_rows])
+    offsets = np.cumsum([0, *num_rows[:-1]])
     new_row = np.full(len(letters), -1, np.int32)
     new_row[selected] = np.arange(len(selected), dtype=np.int32)
-    deletion_row = np.concatenate(
-        [new_row[m.deletion_row + offset] for m, offset in zip(msas, offsets, strict=False)]
-    )
+    old_rows = [m.deletion_row + offset for m, offset in zip(msas, offsets, strict=True)]
+    deletion_row = new_row[np.concatenate(old_rows)]
     retained = deletion_row >= 0
     if species is None:
         species = [name for m in msas for name in m.species()]

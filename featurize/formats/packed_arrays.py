@@ -115,9 +115,8 @@ class Npz(Mapping[str, Any]):
             InputError: the file has no array of this name, or it does not parse.
         """
         if name not in self._members:
-            raise InputError(
-                f"no array {name!r}, only {', '.join(self._members) or 'none'}", path=self.path
-            )
+            names = ", ".join(self._members) or "none"
+            raise InputError(f"no array {name!r}, only {names}", path=self.path)
         try:
             with self._archive.open(self._members[name]) as file:
                 data = file.read(self._max_bytes)

@@ -51,11 +51,11 @@ def merge_sources(first: list[ChainSource], second: Iterable[ChainSource]) -> li
     index_of = {source.chain_id: index for index, source in enumerate(first)}
     merged = list(first)
     for source in second:
-        index = index_of.get(source.chain_id)
-        if index is None or _sequences_differ(merged[index], source):
+        index = index_of.get(source.chain_id, -1)
+        base = merged[index] if index >= 0 else None
+        if base is None or len({base.sequence, source.sequence} - {""}) > 1:
             merged.append(source)
             continue
-        base = merged[index]
         changes: dict[str, Any] = {"fasta": base.fasta or source.fasta}
         if not base.alignments and base.alignment_dir is None:
             changes |= {"alignments": source.alignments, "alignment_dir": source.alignment_dir}
@@ -69,10 +69,6 @@ def merge_sources(first: list[ChainSource], second: Iterable[ChainSource]) -> li
             }
         merged[index] = dataclasses.replace(base, **changes)
     return merged
-
-
-def _sequences_differ(first: ChainSource, second: ChainSource) -> bool:
-    return bool(first.sequence and second.sequence and first.sequence != second.sequence)
 
 
 def explicit_files(sources: Iterable[ChainSource]) -> set[str]:
@@ -172,7 +168,8 @@ def check_folders(sources: Sequence[ChainSource], folders: Mapping[str, str | No
     """
     chain_id, entry = sources[0].chain_id, sources[0].entry_id
     structures = folders["structure_dir"]
-    if structures and not any(_is_below(structures, source.structure) for source in sources):
+    used = [Path(source.structure) for source in sources if source.structure is not None]
+    if structures and not any(Path(structures) in path.parents for path in used):
         raise _no_match(structures, "structure", f"{entry}.cif or {entry}.pdb for chain {chain_id}")
     templates = folders["template_mmcif_dir"]
     names = (plain(path.name).lower() for path in _files_below(Path(templates or ".")))
@@ -186,10 +183,6 @@ def _no_match(folder: str, kind: str, expected: str) -> InputError:
     listed = ", ".join([*names[:3], "…"] if len(names) > 3 else names) or "no file"
     message = f"no {kind} here is of a chain of the input: expected {expected}, found {listed}"
     return InputError(message, path=folder)
-
-
-def _is_below(folder: str, path: str | None) -> bool:
-    return path is not None and Path(folder) in Path(path).parents
 
 
 def not_an_input(path: Path) -> str:

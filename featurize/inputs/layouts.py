@@ -136,7 +136,6 @@ def from_db(index: Mapping[str, DbEntry], side_files: SideFiles) -> list[ChainSo
             side_files.faults.append(NoProtein("RNA", path=entry.db, item=chain_id))
             continue
         texts = {"sequence": entry.sequence, "description": entry.description}
-        texts = {name: text for name, text in texts.items() if text}
         sources += side_files.chain(chain_id, entry.db, alignments=entry.files, **texts)
     return sources
 

@@ -20,9 +20,8 @@ from evofeed.featurize.structures.structure_files import (
     structures_by_entry,
 )
 
-STRUCTURE_DIRS: Final = (
-    *("mmcif", "mmcifs", "pdb_mmcif/mmcif_files", "mmcif_files", "data", "structures", "pdb"),
-)
+STRUCTURE_DIRS: Final = ("mmcif", "mmcifs", "pdb_mmcif/mmcif_files", "mmcif_files", "data",
+                         "structures", "pdb")  # fmt: skip
 _TEMPLATE_DIRS: Final = ("template_mmcif", "template_mmcifs", "templates")
 _DATASET_DIRS: Final = ("jobs", "leases", "refs", "shards")
 """Folders of a dataset; a job creates the first when it begins."""
@@ -69,9 +68,14 @@ class SideFiles:
         structure_dir = user_dirs["structure_dir"]
         structures = folders(structure_dir, root, STRUCTURE_DIRS)
         templates = folders(user_dirs["template_mmcif_dir"], root, _TEMPLATE_DIRS) or structures
-        by_entry = structures_by_entry(structures, deep=structure_dir is not None)
+        by_entry = {
+            entry_of(plain(path.name)): str(path)
+            for path in structure_files(root, divided=False)
+            if path.is_file()
+        }
+        by_entry |= structures_by_entry(structures, deep=structure_dir is not None)
         return cls(
-            structures={**_top_structures(root), **by_entry},
+            structures=by_entry,
             fastas=_fasta_by_stem(folders(None, root, FASTA_DIRS)),
             template_mmcif_dir=str(templates[0]) if templates else None,
             release_dates=first_file(root, ("mmcif_cache.json",)),
@@ -106,15 +110,6 @@ class SideFiles:
             sequence="" if source.structure else original.sequence,
             fasta=source.fasta or (None if source.structure else original.fasta),
         )
-
-
-def _top_structures(root: Path) -> dict[str, str]:
-    """Structure files of a folder itself, by entry."""
-    return {
-        entry_of(plain(path.name)): str(path)
-        for path in structure_files(root, divided=False)
-        if path.is_file()
-    }
 
 
 def folders(user_dir: str | None, root: Path, names: Iterable[str]) -> list[Path]:

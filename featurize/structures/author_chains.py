@@ -235,23 +235,21 @@ def _on_sequence(
     names, table, first_row = residues.names(), residues.table, residues.first_row
     insertions = [table.insertion.names[code] or " " for code in table.insertion.codes[first_row]]
     observed = list(zip(table.author_number[first_row].tolist(), insertions, names, strict=True))
+    size, source = len(names), full.source
     index = place_on_sequence(observed, full.names, full.missing)
     if index is None:
-        notes.append(
-            f"{full.source} has {len(full.names)} residues, too many to align {len(names)} seen"
-        )
+        notes.append(f"{source} has {len(full.names)} residues, too many to align {size} seen")
         return None
     if not matches_sequence(index, names, full.names):
         notes.append(
-            f"{full.source} has other residues than the {len(names)} seen: the sequence is what "
-            "is seen"
+            f"{source} has other residues than the {size} seen: the sequence is what is seen"
         )
         return None
     placed = np.flatnonzero(index >= 0)
     if differing := sum(names[i] != full.names[index[i]] for i in placed):
-        notes.append(f"{differing} residues are others than {full.source} says")
-    if len(placed) < len(names):
-        notes.append(f"{len(names) - len(placed)} residues are not in {full.source}")
+        notes.append(f"{differing} residues are others than {source} says")
+    if len(placed) < size:
+        notes.append(f"{size - len(placed)} residues are not in {source}")
     return index
 
 

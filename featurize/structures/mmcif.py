@@ -70,9 +70,8 @@ def parse_mmcif(
         error.path = error.path or path or None
         raise
     except (ValueError, KeyError, IndexError, OverflowError) as error:
-        raise MmcifError(
-            f"an item has an invalid value: {type(error).__name__}: {error}", path=path
-        ) from None
+        message = f"an item has an invalid value: {type(error).__name__}: {error}"
+        raise MmcifError(message, path=path) from None
     notes = (_NO_CONFIDENCE,) if masked and table.b_factor is None else ()
     threshold = config.confidence_threshold if masked else None
 

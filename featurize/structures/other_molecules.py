@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Final
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from evofeed.featurize.structures.atom_sites import PlacedRows
 from evofeed.featurize.structures.atom_table import AtomTable
 from evofeed.featurize.structures.author_chains import residue_counts, residues_of
-from evofeed.featurize.structures.residue_names import is_water
+from evofeed.featurize.structures.residue_names import is_water, tabulated
 from evofeed.featurize.structures.structure import OtherMolecule
 
 _MAX_LISTED: Final = 12
@@ -57,10 +56,7 @@ def describe_molecules(molecules: Iterable[OtherMolecule]) -> str:
     return ", ".join([*texts, f"{waters} waters"] if waters else texts)
 
 
-@cache
 def _kind(component: str) -> str:
-    import gemmi
-
     if is_water(component):
         return "water"
-    return _KINDS.get(gemmi.find_tabulated_residue(component).kind.name, "ligand")
+    return _KINDS.get(tabulated(component).kind.name, "ligand")

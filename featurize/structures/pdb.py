@@ -86,9 +86,8 @@ def _as_openfold(table: AtomTable, file_id: str, path: str, threshold: float | N
     """
     components = table.component
     # Other names, so that MSE's selenium and arginine's nitrogens are left unchanged.
-    table = dataclasses.replace(
-        table, component=components._replace(names=[f"{name}'" for name in components.names])
-    )
+    renamed = components._replace(names=[f"{name}'" for name in components.names])
+    table = dataclasses.replace(table, component=renamed)
     atoms = np.flatnonzero(table.atom37 >= 0)
     if not len(atoms):
         raise MmcifError("no residue with a known atom in it", path=path)

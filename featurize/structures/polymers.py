@@ -29,14 +29,13 @@ class Polymer:
 
 
 def _table(block: Any, category: str, items: tuple[str, ...], path: str) -> list[tuple[str, ...]]:
+    """Rows of a table; raises if its columns differ in length."""
     columns = [values_of(block, f"{category}.{item}") for item in items]
+    size = len(columns[0])
     for item, column in zip(items, columns, strict=True):
-        if len(column) != len(columns[0]):
-            raise MmcifError(
-                f"{category}.{item} has {len(column)} values, {category}.{items[0]} has "
-                f"{len(columns[0])}",
-                path=path,
-            )
+        if len(column) != size:
+            message = f"{category}.{item} has {len(column)} values, {items[0]} has {size}"
+            raise MmcifError(message, path=path)
     return list(zip(*columns, strict=True))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from evofeed.protein.residues import RESTYPE_3, RESTYPES
 
@@ -14,6 +14,7 @@ _FORCE_FIELD: Final = {
 """Protonation states under names of CHARMM and Amber that are not PDB components."""
 _WATERS: Final = frozenset(("TIP", "TP3", "SOL", "SPC", "T3P", "T4P"))
 """Names of water in simulations."""
+_STANDARD: Final = dict(zip(RESTYPE_3, RESTYPES, strict=True))
 
 
 @cache
@@ -40,27 +41,23 @@ def standard_letter(name: str) -> str:
 
 
 @cache
+def tabulated(name: str) -> Any:
+    """gemmi's `ResidueInfo` of a residue name."""
+    from gemmi import find_tabulated_residue
+
+    return find_tabulated_residue(name)
+
+
 def is_amino_acid(name: str) -> bool:
     """True if a residue of that name is an amino acid, modified ones included."""
-    from gemmi import find_tabulated_residue
-
-    return model_letter(name) != "X" or bool(find_tabulated_residue(name).is_amino_acid())
+    return model_letter(name) != "X" or bool(tabulated(name).is_amino_acid())
 
 
-@cache
 def is_water(name: str) -> bool:
     """True if a residue of that name is water."""
-    from gemmi import find_tabulated_residue
-
-    return name in _WATERS or bool(find_tabulated_residue(name).is_water())
+    return name in _WATERS or bool(tabulated(name).is_water())
 
 
-@cache
 def is_nucleotide(name: str) -> bool:
     """True if a residue of that name is one of DNA or RNA."""
-    from gemmi import find_tabulated_residue
-
-    return bool(find_tabulated_residue(name).is_nucleic_acid())
-
-
-_STANDARD = dict(zip(RESTYPE_3, RESTYPES, strict=True))
+    return bool(tabulated(name).is_nucleic_acid())

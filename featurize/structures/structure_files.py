@@ -126,6 +126,5 @@ def parse_structure(
         from evofeed.featurize.structures.pdb import parse_pdb
 
         return parse_pdb(data, file_id=stem, **options)
-    raise MmcifError(
-        f"{name!r} is not a structure file: expected one of {', '.join(SUFFIXES)}", path=path
-    )
+    message = f"{name!r} is not a structure file: expected one of {', '.join(SUFFIXES)}"
+    raise MmcifError(message, path=path)

@@ -1,4 +1,4 @@
-"""What OpenFold's recorded outputs are compared with, found by walking the pack."""
+"""Records to compare with OpenFold's recorded outputs, for every file of the pack."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def recorded(path: Path) -> dict[str, np.ndarray]:
 
 
 def assert_same(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
-    """Every recorded key: dtype, shape and all bits. The pack keeps objects as bytes."""
+    """Compares every recorded key: dtype, shape and all bits. The pack has objects as bytes."""
     for name, value in want.items():
-        mine = got[name]
-        if mine.dtype == object:
-            mine = mine.astype("S")
+        ours = got[name]
+        if ours.dtype == object:
+            ours = ours.astype("S")
         else:
-            assert mine.dtype == value.dtype, f"{name} is {mine.dtype}, not {value.dtype}"
-        assert mine.shape == value.shape, f"{name} is {mine.shape}, not {value.shape}"
-        assert mine.tobytes() == value.astype(mine.dtype).tobytes(), f"{name} differs"
+            assert ours.dtype == value.dtype, f"{name} is {ours.dtype}, not {value.dtype}"
+        assert ours.shape == value.shape, f"{name} is {ours.shape}, not {value.shape}"
+        assert ours.tobytes() == value.astype(ours.dtype).tobytes(), f"{name} differs"

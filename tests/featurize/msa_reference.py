@@ -1,7 +1,7 @@
-"""Alignments in plain Python, a character at a time: the oracle of the fast parsers.
+"""Alignment parsers in plain Python, a character at a time: the reference of the compiled ones.
 
-Slow and obvious. Tests hold the compiled parsers against these, the benchmark
-measures them side by side.
+Slow and obvious. Tests compare the compiled parsers with these, the benchmark
+measures both.
 """
 
 from __future__ import annotations
@@ -61,11 +61,8 @@ def read_stockholm(text: str) -> Rows:
 
 def unique_rows(alignments: Sequence[Rows]) -> list[tuple[str, list[int], str, int]]:
     """Different rows of several alignments: letters, deletions, species, alignment."""
-    seen: set[str] = set()
-    kept = []
+    unique: dict[str, tuple[str, list[int], str, int]] = {}
     for source, rows in enumerate(alignments):
         for name, letters, deletions in rows:
-            if letters not in seen:
-                seen.add(letters)
-                kept.append((letters, deletions, species_of(name), source))
-    return kept
+            unique.setdefault(letters, (letters, deletions, species_of(name), source))
+    return list(unique.values())

@@ -34,27 +34,27 @@ def _damaged(data: bytes, kind: str, rng: random.Random, files: Sequence[bytes])
     if kind == "flip":
         if not data:
             return data
-        value, at = rng.randrange(256), rng.randrange(len(data))
-        return data[:at] + bytes([value]) + data[at + 1 :]
+        value, position = rng.randrange(256), rng.randrange(len(data))
+        return data[:position] + bytes([value]) + data[position + 1 :]
     if kind == "shuffle":
         start = rng.randrange(len(lines))
-        some = lines[start : start + 8]
-        rng.shuffle(some)
-        return b"\n".join([*lines[:start], *some, *lines[start + 8 :]])
+        block = lines[start : start + 8]
+        rng.shuffle(block)
+        return b"\n".join([*lines[:start], *block, *lines[start + 8 :]])
     if kind == "drop a line":
         del lines[rng.randrange(len(lines))]
         return b"\n".join(lines)
     if kind == "splice":
         other = rng.choice(files)
-        rest = other[rng.randrange(len(other) + 1) :]
-        return data[: rng.randrange(len(data) + 1)] + rest
-    at = rng.randrange(len(data) + 1)
+        tail = other[rng.randrange(len(other) + 1) :]
+        return data[: rng.randrange(len(data) + 1)] + tail
+    start = rng.randrange(len(data) + 1)
     if kind in ("insert", "overwrite"):
         token = rng.choice(TOKENS)
-        return data[:at] + token + data[at + len(token) * (kind == "overwrite") :]
+        return data[:start] + token + data[start + len(token) * (kind == "overwrite") :]
     if kind == "delete":
-        return data[:at] + data[at + rng.choice((1, 2, 10, 100, 1000)) :]
+        return data[:start] + data[start + rng.choice((1, 2, 10, 100, 1000)) :]
     if kind == "repeat":
         size = rng.choice((1, 5, 60, 400))
-        return data[:at] + data[at : at + size] * rng.choice((1, 3, 20)) + data[at:]
-    return data[:at]  # truncate
+        return data[:start] + data[start : start + size] * rng.choice((1, 3, 20)) + data[start:]
+    return data[:start]  # truncate

@@ -172,7 +172,7 @@ def test_files_of_a_folder_are_this_complex_with_these_rows_to_pair(
         ("", ""),
     ],
 )
-def test_species_are_read_from_what_headers_say(header: str, species: str) -> None:
+def test_species_are_read_from_headers(header: str, species: str) -> None:
     assert pairing_species(header) == species
 
 
@@ -202,7 +202,7 @@ def of_copies(count: int) -> str:
     ],
     ids=lambda text: text[:40],
 )
-def test_what_has_no_number_of_chains_that_a_complex_may_have_is_none_and_takes_no_memory(
+def test_a_complex_with_too_few_or_too_many_chains_is_refused_without_allocating(
     tmp_path: Path, text: str, match: str
 ) -> None:
     suffix = {"#": "a3m", ">": "fasta"}.get(text[0], "json")

@@ -93,7 +93,7 @@ def test_nucleic_acids_are_listed_and_proteins_keep_names_and_numbers(tmp_path: 
     assert left_out.startswith("left out: chain D (")
 
 
-def test_copies_that_differ_where_a_file_has_no_full_sequence_are_said_to(tmp_path: Path) -> None:
+def test_copies_that_differ_where_a_file_has_no_full_sequence_are_noted(tmp_path: Path) -> None:
     copies = [chain("A", QUERY_A), chain("B", QUERY_A, unseen=(0, 1)), chain("C", QUERY_B)]
     entry(tmp_path, "1gap", copies, "A", "C")
     as_pdb(tmp_path, "1gap")
@@ -128,7 +128,7 @@ def test_an_entry_of_more_chains_than_a_capsid_may_have_is_refused(tmp_path: Pat
         featurized(tmp_path, problems=[])
 
 
-def test_another_copys_alignment_is_taken_where_one_is_broken(tmp_path: Path) -> None:
+def test_another_copys_alignment_is_used_where_one_is_broken(tmp_path: Path) -> None:
     entry(tmp_path, "1abc", [chain("A", QUERY_A), chain("B", QUERY_A)], "A", "B")
     found = discover(tmp_path)
     (assembly,) = assembly_sources(found)
@@ -154,7 +154,7 @@ def test_chains_without_any_alignment_are_paired_by_their_queries_alone(tmp_path
         (f">two\n{QUERY_A}\n", "two is broken: there twice"),
     ],
 )
-def test_a_fasta_with_a_broken_record_is_no_complex_and_with_a_dna_says_so(
+def test_a_fasta_with_a_broken_record_is_not_a_complex_and_one_with_a_dna_notes_it(
     tmp_path: Path, text: str, want: str
 ) -> None:
     path = fasta_folder(tmp_path)
@@ -168,7 +168,7 @@ def test_a_fasta_with_a_broken_record_is_no_complex_and_with_a_dna_says_so(
 
 
 @pytest.mark.system
-def test_good_complexes_are_made_beside_bad_ones_and_all_are_counted(
+def test_good_complexes_are_made_in_spite_of_bad_ones_and_all_are_counted(
     tmp_path: Path, inside: None
 ) -> None:
     raw, data = tmp_path / "raw", str(tmp_path / "data")

@@ -1,4 +1,4 @@
-"""`check_input` tells what is wrong before a job is started."""
+"""`check_input` reports the faults of an input before a job is started."""
 
 from __future__ import annotations
 
@@ -80,9 +80,10 @@ def test_what_each_all_atom_project_leaves_out_is_counted(tmp_path: Path) -> Non
     (dictionary,) = (pack / "components").glob("components.cif*")
     words = ("check", tmp_path, "--components", dictionary)
     shown, counts = evofeed(*words).out, evofeed(*words, "--json").json["rulesets"]
-    assert [one["entry"] for one in counts.values()] == [1, 2, 2]
+    assert [project["entry"] for project in counts.values()] == [1, 2, 2]
     assert counts["openfold3"]["entry left out: no _pdbx_audit_revision_history"] == 1
-    assert [one.get("chain G left out: a short polymer") for one in counts.values()] == [1, 2, None]
+    short = [project.get("chain G left out: a short polymer") for project in counts.values()]
+    assert short == [1, 2, None]
     assert "boltz takes 2 entries" in shown and "2 x chain G left out: a short polymer" in shown
 
 
@@ -92,9 +93,7 @@ FILES = {p.stem: p for root in INPUTS for p in root.glob("mmcif/*.cif") if p.ste
 
 
 @pytest.mark.parametrize("name", sorted(OTHER.keys() & FILES.keys()))
-def test_molecules_beside_the_proteins_are_named_by_component_and_chain(
-    name: str, tmp_path: Path
-) -> None:
+def test_other_molecules_are_listed_by_component_and_chain(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.cif").symlink_to(FILES[name])
     report = check_input(str(tmp_path)).to_dict()
     (molecules,) = report["left_out"].values()

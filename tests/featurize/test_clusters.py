@@ -23,7 +23,7 @@ def written(folder: Path, text: str) -> str:
     return str(folder / "clusters")
 
 
-def test_mmseqs_table_and_lines_are_told_apart(tmp_path: Path) -> None:
+def test_mmseqs_table_and_lines_are_distinguished(tmp_path: Path) -> None:
     sources = chains("1abc_A", "2abc_A", "3abc_A", "4abc_A", "5abc_A")
     want = dict(zip([s.chain_id for s in sources], [3, 3, 3, 1, -1], strict=True))
     table = "1ABC_A\t1ABC_A\n1ABC_A\t3ABC_A\n1ABC_A\t2ABC_A\n4ABC_A\t4ABC_A\n"
@@ -31,8 +31,8 @@ def test_mmseqs_table_and_lines_are_told_apart(tmp_path: Path) -> None:
     assert cluster_sizes(written(tmp_path, "1ABC_A 2ABC_A 3ABC_A\n4ABC_A\n"), sources) == want
     pairs = written(tmp_path, "1abc_A 2abc_A\n3abc_A\t4abc_A\n")  # two clusters of two
     assert set(cluster_sizes(pairs, sources[:4]).values()) == {2}
-    known = Clusters(written(tmp_path, table))
-    assert overlap(["2abc_A"], ["3abc_A", "4abc_A"], known).shared == (("2abc_A", "3abc_A"),)
+    clusters = Clusters(written(tmp_path, table))
+    assert overlap(["2abc_A"], ["3abc_A", "4abc_A"], clusters).shared == (("2abc_A", "3abc_A"),)
 
 
 def test_chains_that_differ_in_case_have_their_own_cluster(tmp_path: Path) -> None:
@@ -50,9 +50,7 @@ def test_rcsb_entities_are_matched_by_the_mmcif_file(tmp_path: Path) -> None:
         cluster_sizes(path, chains("1abc_A"))
 
 
-def test_a_job_and_a_check_take_the_table_and_list_who_is_in_no_cluster(
-    tmp_path: Path, inside: None
-) -> None:
+def test_a_job_and_a_check_list_the_chains_in_no_cluster(tmp_path: Path, inside: None) -> None:
     (tmp_path / "raw").mkdir()
     for name in ("one", "two", "three"):
         (tmp_path / "raw" / f"{name}.a3m").write_text(f">{name}\nACDEF\n")

@@ -44,7 +44,7 @@ def test_every_deviation_from_openfold_is_documented() -> None:
         *((CropConfig, {name: 0}) for name in ("max_msa_rows", "msa_budget")),
     ],
 )
-def test_senseless_settings_are_a_wrong_call(config: Any, changes: dict[str, object]) -> None:
+def test_invalid_settings_raise_value_error(config: Any, changes: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         config(**changes)
 
@@ -70,7 +70,9 @@ def test_the_digest_depends_on_every_setting() -> None:
         ("embedding.pt", False, "other", "other"),
     ],
 )
-def test_a_files_name_says_what_it_is(name: str, in_db: bool, ours: str, theirs: str) -> None:
+def test_the_role_of_a_file_is_read_from_its_name(
+    name: str, in_db: bool, ours: str, theirs: str
+) -> None:
     assert (role_of(name, OURS, in_db), role_of(name, THEIRS, in_db)) == (ours, theirs)
 
 

@@ -1,4 +1,4 @@
-"""Every file of an input is used, unused for a reason, left out as no protein, or broken."""
+"""Every file of an input is used, unused for a reason, left out as a non-protein, or broken."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from evofeed.store import Dataset
 A3M = ">{0}\nACDEFGHIKL\n>r\nACDEFGHIKL\n>s\nACDEFGHIKM\n"
 
 
-def found(root: Path) -> tuple[list[str], list[InputError]]:
+def discovered(root: Path) -> tuple[list[str], list[InputError]]:
+    """Chain ids of an input, and its problems."""
     problems: list[InputError] = []
     return [source.chain_id for source in discover(root, problems=problems)], problems
 
@@ -41,27 +42,27 @@ def test_files_of_a_folder_are_these_chains_with_so_many_rows(case: str, tmp_pat
     write(tmp_path, row["files"])
     for given in row.get("given", [""]):
         root = tmp_path / given
-        ids, problems = found(root)
+        ids, problems = discovered(root)
         assert ids == [*row["chains"]]
         left_out = row.get("left_out", [])
-        assert all(words in str(one) for words, one in zip(left_out, problems, strict=True))
+        assert all(text in str(problem) for text, problem in zip(left_out, problems, strict=True))
         assert check_input(str(root)).ok == (not left_out)
         records = [featurize_chain(source) for source in discover(root, problems=[])]
         assert [record.num_alignments for record in records] == [*row["chains"].values()]
-        seen = [record.chain_id for record in records if record.all_atom_mask is not None]
-        assert seen == row.get("structures", [])
-        said = [line for record in records for line in (*record.dropped, record.description)]
-        assert all(any(words in line for line in said) for words in row.get("said", [])), said
+        with_atoms = [record.chain_id for record in records if record.all_atom_mask is not None]
+        assert with_atoms == row.get("structures", [])
+        notes = [line for record in records for line in (*record.dropped, record.description)]
+        assert all(any(text in line for line in notes) for text in row.get("notes", [])), notes
 
 
-def test_models_of_a_job_are_no_chains_and_unused_ones_are_in_check_report_and_summary(
+def test_models_of_a_job_are_not_chains_and_unused_ones_are_in_check_report_and_summary(
     tmp_path: Path, inside: None
 ) -> None:
     model = protein("A", "ALA CYS ASP GLU PHE GLY HIS ILE LYS LEU", b=90)
     files = {f"x_unrelaxed_rank_00{rank}_model_1.pdb": model for rank in (1, 2)}
     files |= {"x.a3m": A3M.format("x"), "lone.a3m": ">q\nACDEFGHIKL\n"}
     raw = write(tmp_path / "raw", files)
-    ids, problems = found(raw)
+    ids, problems = discovered(raw)
     assert ids == ["lone", "x"]
     (problem,) = problems
     assert isinstance(problem, UnusedInput) and "another file of x" in problem.message
@@ -78,11 +79,11 @@ def test_models_of_a_job_are_no_chains_and_unused_ones_are_in_check_report_and_s
     assert "1 of 2 chains have no aligned row but the query" in text
 
 
-def test_what_is_no_protein_is_left_out_and_not_broken(tmp_path: Path, inside: None) -> None:
+def test_non_proteins_are_left_out_and_not_broken(tmp_path: Path, inside: None) -> None:
     files = dict.fromkeys(("1aaa.pdb", "1bbb.pdb", "1ccc.pdb"), protein())
     files["1bna.pdb"] = residue("DA", "A", "1 ") + residue("DC", "A", "2 ")
     raw = write(tmp_path / "raw", files | {"1bad.pdb": "ATOM nonsense\n"})
-    ids, problems = found(raw)
+    ids, problems = discovered(raw)
     assert ids == ["1aaa_A", "1bbb_A", "1ccc_A"]
     assert sorted(type(p).__name__ for p in problems) == ["MmcifError", "NoProtein"]
     job = run_job(str(raw), str(tmp_path / "data"))
@@ -99,23 +100,23 @@ def test_a_share_of_broken_chains_counts_from_twenty_on() -> None:
     assert JobOptions(max_broken=0.0).exceeded_share(1, 4) == "0"
 
 
-def test_a_pipe_is_said_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_an_error_and_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "1abc.cif")
     (tmp_path / "x.a3m").write_text(A3M.format("x"))
-    began = time.monotonic()
-    ids, problems = found(tmp_path)
+    start = time.monotonic()
+    ids, problems = discovered(tmp_path)
     assert ids == ["x"] and "not a regular file" in problems[0].message
     with pytest.raises(InputError, match="neither a file nor a folder"):
         discover(tmp_path / "1abc.cif")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - start < 30
 
 
-def test_suffixes_in_capitals_marks_and_bzip2_are_read(tmp_path: Path) -> None:
+def test_capital_suffixes_byte_order_marks_and_bzip2_are_read(tmp_path: Path) -> None:
     (tmp_path / "1AAA.PDB").write_text(protein())
     (tmp_path / "1bbb.pdb.bz2").write_bytes(bz2.compress(protein().encode()))
     (tmp_path / "1ccc.PDB.GZ").write_bytes(gzip.compress(protein().encode()))
     (tmp_path / "x.a3m").write_bytes(b"\xef\xbb\xbf" + A3M.format("x").encode())
-    ids, problems = found(tmp_path)
+    ids, problems = discovered(tmp_path)
     assert ids == ["1AAA_A", "1bbb_A", "1ccc_A", "x"] and not problems
     assert all(featurize_chain(source).sequence for source in discover(tmp_path))
 
@@ -140,7 +141,7 @@ def test_a_damaged_ledger_says_what_to_do(tmp_path: Path) -> None:
         run_job(str(tmp_path / "x.a3m"), str(tmp_path / "d"), ledger=str(tmp_path / "ledger"))
 
 
-def test_a_terminated_job_says_its_line(tmp_path: Path) -> None:
+def test_a_terminated_job_prints_that_its_work_is_kept(tmp_path: Path) -> None:
     raw = write(tmp_path / "raw", {f"c{n}.a3m": A3M.format("x") for n in range(300)})
     command = [sys.executable, "-m", "evofeed.cli", "featurize", str(raw), str(tmp_path / "d")]
     job = subprocess.Popen(
@@ -148,8 +149,8 @@ def test_a_terminated_job_says_its_line(tmp_path: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     ledger = tmp_path / "d" / "jobs" / "ledger.sqlite"
-    until = time.monotonic() + 60
-    while not ledger.exists() and time.monotonic() < until and job.poll() is None:
+    deadline = time.monotonic() + 60
+    while not ledger.exists() and time.monotonic() < deadline and job.poll() is None:
         time.sleep(0.05)
     job.send_signal(signal.SIGTERM)
     _, errors = job.communicate(timeout=60)

@@ -181,7 +181,7 @@ def run(kind: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("case", KEPT.read_text().split())
-def test_what_once_failed_fails_no_more(case: str) -> None:
+def test_inputs_that_once_failed_raise_typed_errors(case: str) -> None:
     kind, _, number = case.partition(":")
     run(kind, int(number))
 

@@ -50,9 +50,9 @@ def flattened(root: Path) -> None:
 def as_downloaded(root: Path) -> None:
     for folder in small_chains():
         for file in folder.iterdir():
-            place = root / "pdb" / folder.name / "a3m"
-            place.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, place)
+            a3m = root / "pdb" / folder.name / "a3m"
+            a3m.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, a3m)
         (root / "pdb" / folder.name / "cif").mkdir()
         shutil.copy(structure_of(folder), root / "pdb" / folder.name / "cif")
 
@@ -77,7 +77,7 @@ def alphafolds_output(root: Path) -> None:
 
 
 def write_alignment_db(root: Path, shards: int) -> dict[str, Any]:
-    """Chain folders glued together as OpenFold's script does; what is in the index."""
+    """Writes chain folders as OpenFold's script does; returns the content of the index."""
     root.mkdir(parents=True, exist_ok=True)
     index: dict[str, Any] = {}
     for number, folder in enumerate(small_chains()):
@@ -187,10 +187,10 @@ def test_obsolete_entries_are_followed_to_the_end(tmp_path: Path) -> None:
 def test_one_chains_own_folder_is_refused_and_the_right_one_named(tmp_path: Path) -> None:
     for name in ("alignments/1abc_A/x.a3m", "up/1abc_A/a3m/x.a3m", "af/T1/msas/x.a3m", "q/h.hhr"):
         write(tmp_path, {name: ">q\nACDEF\n"})
-    for own in ("alignments/1abc_A", "up/1abc_A", "af/T1", "q"):
+    for folder in ("alignments/1abc_A", "up/1abc_A", "af/T1", "q"):
         with pytest.raises(InputError, match="one chain's own folder") as caught:
-            discover(tmp_path / own)
-        assert str((tmp_path / own).parent) in caught.value.message
+            discover(tmp_path / folder)
+        assert str((tmp_path / folder).parent) in caught.value.message
     assert [source.chain_id for source in discover(tmp_path / "up")] == ["1abc_A"]
 
 
@@ -219,9 +219,9 @@ def test_files_that_are_used_are_not_listed_as_unused_however_the_folder_is_call
     assert not problems
 
 
-def test_a_link_to_nothing_among_alignments_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_dangling_link_among_alignments_is_an_error(tmp_path: Path) -> None:
     folder = write(tmp_path / "alignments" / "1abc_A", {"a.a3m": ">q\nACDEF\n"})
-    (folder / "notes.txt").symlink_to("nowhere")  # nobody's business
+    (folder / "notes.txt").symlink_to("nowhere")  # not an alignment
     (source,) = discover(tmp_path)
     assert featurize_chain(source).sequence == "ACDEF"
     for make in (lambda path: path.symlink_to("nowhere"), os.mkfifo):
@@ -232,11 +232,11 @@ def test_a_link_to_nothing_among_alignments_is_not_passed_over(tmp_path: Path) -
         (folder / "b.sto").unlink()
 
 
-def test_an_alignment_whose_name_is_no_text_is_reported_and_other_files_do_not_matter(
+def test_an_alignment_whose_name_is_not_utf_8_is_an_error_and_other_files_are_ignored(
     tmp_path: Path,
 ) -> None:
     folder = write(tmp_path / "alignments" / "1abc_A", {"a.a3m": ">q\nACDEF\n"})
-    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("nobody's business")
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("not an alignment")
     (source,) = discover(tmp_path)
     assert [ref.name for _, ref in source.alignment_files()] == ["a.a3m"]
     (folder / os.fsdecode(b"caf\xe9.sto")).write_text("")
@@ -246,7 +246,7 @@ def test_an_alignment_whose_name_is_no_text_is_reported_and_other_files_do_not_m
 
 
 @pytest.mark.parametrize("deeper", [False, True])
-def test_a_folder_that_may_not_be_listed_hides_no_other_chain(
+def test_a_folder_without_permission_is_a_fault_and_other_chains_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deeper: bool
 ) -> None:
     for chain_id in ("1abc_A", "2abc_A"):

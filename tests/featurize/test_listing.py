@@ -1,4 +1,4 @@
-"""Chains of structure files, listed here and by processes."""
+"""Chains of structure files, listed by this process and by workers."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from evofeed.featurize.structures import listing
 
 @pytest.fixture
 def files(tmp_path: Path, golden: Path) -> list[Path]:
-    """Recorded structures, with a broken one and one that is not there between them."""
-    found = sorted((INPUTS[0] / "mmcif").glob("*.cif"))[:5]
-    for path in found:
+    """Recorded structures, a broken one and one that does not exist."""
+    for path in sorted((INPUTS[0] / "mmcif").glob("*.cif"))[:5]:
         shutil.copy(path, tmp_path)
     (tmp_path / "0bad.cif").write_text("data_bad\n")
     return sorted([*tmp_path.iterdir(), tmp_path / "9not.cif"])
 
 
-def plainly(listed: listing.Listed) -> object:
-    """A fault as what it says."""
+def comparable(listed: listing.Listed) -> object:
+    """An error as its type and text."""
     return (type(listed), str(listed)) if isinstance(listed, InputError) else listed
 
 
-def test_processes_list_what_this_one_lists_and_what_a_lost_one_had_in_hand_is_listed_here(
+def test_worker_processes_list_the_same_chains_and_files_of_a_killed_one_are_listed_here(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = [plainly(listed) for listed in listing.list_chains(files)]
+    here = [comparable(listed) for listed in listing.list_chains(files)]
     assert sum(isinstance(listed, dict) and bool(listed) for listed in here) >= 4
     apart = listing.list_chains(files, workers=2, serial_files=3)
-    assert [plainly(listed) for listed in apart] == here
+    assert [comparable(listed) for listed in apart] == here
     lost = subprocess.CompletedProcess([], -9)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: lost)
     apart = listing.list_chains(files, workers=2, serial_files=3)
-    assert [plainly(listed) for listed in apart] == here
+    assert [comparable(listed) for listed in apart] == here

@@ -1,4 +1,4 @@
-"""mmCIF entries: what OpenFold reads, what it refuses, and what we take all the same."""
+"""mmCIF entries: those that OpenFold reads, those it refuses, and those read in spite of that."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_items_that_only_openfold_needs_are_missed_by_it_alone() -> None:
 
 
 def small(rows: list[tuple[str, str, str]]) -> bytes:
-    """An entry of two residues with these places of one atom: label, occupancy, x."""
+    """An entry of two residues with these records of one atom: altloc, occupancy, x."""
     atoms = "".join(
         f"ATOM CA {alt} ALA A 1 1 A ? {occupancy} {x} 0 0 1\n" for alt, occupancy, x in rows
     )
@@ -132,15 +132,15 @@ RULES = yaml.safe_load((DATA / "mmcif_rules.yaml").read_text())
 
 
 def entry_of(rule: dict[str, Any]) -> bytes:
-    """The small entry that a rule is shown by."""
-    text = small(rule.get("places", [(".", "1", "0.0")])).decode() + rule.get("more", "")
+    """The small entry of a rule."""
+    text = small(rule.get("records", [(".", "1", "0.0")])).decode() + rule.get("more", "")
     for old, new in rule.get("changed", []):
         assert old in text
         text = text.replace(old, new)
     for name, atoms in rule.get("component", {}).items():
         head, row = text.replace("ALA", name).split("ATOM CA ")
-        places = (row.replace(" 0.0 0 0 ", f" {x} 0 0 ") for x in atoms.values())
-        text = head + "".join(f"ATOM {atom} {one}" for atom, one in zip(atoms, places, strict=True))
+        rows = ((atom, row.replace(" 0.0 0 0 ", f" {x} 0 0 ")) for atom, x in atoms.items())
+        text = head + "".join(f"ATOM {atom} {fields}" for atom, fields in rows)
     return text.encode()
 
 
@@ -151,13 +151,13 @@ def test_a_rule_of_the_format_holds(name: str) -> None:
     chain = structure.chain("A")
     for field in ("resolution", "release_date"):
         assert getattr(structure, field) == rule.get(field, getattr(structure, field))
-    seen = [chain.sequence, int(chain.mask.sum())]
-    assert seen == rule.get("seen", seen)
-    found = {atom: float(chain.positions[0, ATOM_ORDER[atom], 0]) for atom in rule.get("x", {})}
-    assert found == rule.get("x", {})
-    assert rule.get("noted", "") in " ".join(chain.notes)
-    if "theirs" in rule:
-        with pytest.raises(MmcifError, match=rule["theirs"]):
+    read = [chain.sequence, int(chain.mask.sum())]
+    assert read == rule.get("sequence_and_atoms", read)
+    x = {atom: float(chain.positions[0, ATOM_ORDER[atom], 0]) for atom in rule.get("x", {})}
+    assert x == rule.get("x", {})
+    assert rule.get("note", "") in " ".join(chain.notes)
+    if "openfold_error" in rule:
+        with pytest.raises(MmcifError, match=rule["openfold_error"]):
             config = OPENFOLD.replace(require_atom_items=False)
             parse_mmcif(entry_of(rule), file_id="t", config=config)
 
@@ -191,32 +191,32 @@ def prediction(folder: Path, confidences: list[float]) -> tuple[bytes, bytes]:
 def test_a_prediction_is_masked_alike_in_both_formats(tmp_path: Path) -> None:
     pdb, mmcif = prediction(tmp_path, [90, 50, 30, 50.01, 70])
     for config in (FeaturizeConfig(), FeaturizeConfig(confidence_threshold=69.0)):
-        one, two = (
+        a, b = (
             parse_structure(data, name, config=config, is_distillation=True).chain("A")
             for data, name in ((pdb, "m.pdb"), (mmcif, "m.cif"))
         )
-        assert one.notes[0] == two.notes[0] and "residues below confidence" in one.notes[0]
-        assert one.confidence == two.confidence and len(one.confidence) == len(one.sequence)
-        assert np.array_equal(one.mask, two.mask) and np.array_equal(one.positions, two.positions)
-        assert 0 < one.mask.sum() < 20
+        assert a.notes[0] == b.notes[0] and "residues below confidence" in a.notes[0]
+        assert a.confidence == b.confidence and len(a.confidence) == len(a.sequence)
+        assert np.array_equal(a.mask, b.mask) and np.array_equal(a.positions, b.positions)
+        assert 0 < a.mask.sum() < 20
     assert parse_structure(mmcif, "m.cif").chain("A").mask.sum() == 20
     theirs = parse_structure(mmcif, "m.cif", config=FeaturizeConfig(mask_mmcif=False),
                              is_distillation=True)  # fmt: skip
     assert theirs.chain("A").mask.sum() == 20
 
 
-@pytest.mark.parametrize(("name", "kept"), [("pLDDT", 1), ("QMEAN", 2)])
-def test_a_models_own_table_of_confidence_comes_before_b_factors(
-    name: str, kept: int, tmp_path: Path
+@pytest.mark.parametrize(("name", "residues"), [("pLDDT", 1), ("QMEAN", 2)])
+def test_the_table_of_confidence_is_used_before_b_factors(
+    name: str, residues: int, tmp_path: Path
 ) -> None:
     _, mmcif = prediction(tmp_path, [90, 90, 10])
     table = (DATA / "confidence.cif").read_text().replace("local pLDDT", f"local {name}")
     data = mmcif.replace(b"Axp", b"A") + table.encode()
     chain = parse_mmcif(data, file_id="t", is_distillation=True).chain("A")
-    assert chain.mask.any(-1).sum() == kept
+    assert chain.mask.any(-1).sum() == residues
 
 
-def test_a_prediction_that_is_not_sure_of_anything_says_why() -> None:
+def test_a_prediction_without_confident_residues_has_a_note_with_the_reason() -> None:
     data = small([(".", "1.0", "1.0")])
     chain = parse_mmcif(data, file_id="t", is_distillation=True).chain("A")
     assert chain.mask.sum() == 1 and "no residue is masked" in chain.notes[0]

@@ -1,4 +1,4 @@
-"""Alignment parsers: as the plain ones read, damage named, real files like OpenFold."""
+"""Alignment parsers: the same rows as the plain parsers, and typed errors."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def test_merging_keeps_the_first_of_equal_rows(tables: list[list[str]]) -> None:
     want = unique_rows([read_a3m(text) for text in texts])
     codes = [[MSA_LETTER_TO_RESTYPE[ord(c)] for c in letters] for letters, *_ in want]
     assert merged["msa"].tolist() == codes
-    where = merged["deletion_row"], merged["deletion_column"]
+    cells = merged["deletion_row"], merged["deletion_column"]
     dense = np.zeros_like(merged["msa"], np.int32)
-    dense[where] = merged["deletion_count"]
+    dense[cells] = merged["deletion_count"]
     assert dense.tolist() == [deletions for _, deletions, _, _ in want]
     assert merged["msa_source"].tolist() == [source for *_, source in want]
     counts = (merged["msa"][..., None] == np.arange(22)).sum(0)
     assert np.array_equal(merged["hhblits_profile_counts"], counts)
-    assert (np.diff(np.lexsort(where[::-1])) == 1).all()
+    assert (np.diff(np.lexsort(cells[::-1])) == 1).all()
 
 
 def test_letters_that_share_a_code_stay_two_rows() -> None:
@@ -110,13 +110,13 @@ def test_two_rows_of_one_name_stay_two_where_blocks_show_it() -> None:
     text = b"q AC\nx A-\nx -C\n\nq DE\nx D-\nx -E\n"
     for data in (text, text.replace(b"\n", b"\r\n")):
         assert parse_stockholm(data).sequences() == ["ACDE", "A-D-", "-C-E"]
-    # OpenFold joins them and takes what fits: rows of nobody.
+    # OpenFold joins them and cuts the end: rows that are in no file.
     assert parse_stockholm(text, strict_letters=True).sequences() == ["ACDE", "A--C"]
     # Without blocks the format joins the parts of a name.
     assert parse_stockholm(b"q AC\nx A-\nq DE\nx D-\n").sequences() == ["ACDE", "A-D-"]
 
 
-def test_the_nul_at_the_end_of_an_mmseqs_entry_is_no_row() -> None:
+def test_the_nul_at_the_end_of_an_mmseqs_entry_is_not_a_row() -> None:
     assert parse_a3m(b">q\nACD\n>x\nA-D\n\0").sequences() == ["ACD", "A-D"]
     with pytest.raises(MsaError):
         parse_a3m(b">q\nACD\n\0", strict_letters=True)

@@ -89,7 +89,7 @@ def _with_columns_of(record: ChainRecord, parent: ChainRecord, cut: int) -> Chai
     )
 
 
-def test_the_pack_is_walked_whole(golden: Path) -> None:
+def test_every_file_of_the_pack_is_compared(golden: Path) -> None:
     assert CHAINS and STRUCTURE_RAW and sources()
     assert len(CHAINS + PDB + DERIVED) + sum("multimer" in path.name for path in RAW) == len(RAW)
 
@@ -110,7 +110,7 @@ def test_the_default_config_takes_every_chain_too(chain_id: str, golden: Path) -
 
 @pytest.mark.parametrize("choice", ["random", "first"])
 @pytest.mark.parametrize("chain_id", list(sources()))
-def test_rows_stay_within_the_budget_and_keep_what_belongs_to_them(
+def test_rows_stay_within_the_budget_with_their_deletions_and_species(
     chain_id: str, choice: str, golden: object
 ) -> None:
     record = openfold_record(chain_id)

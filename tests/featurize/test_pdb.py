@@ -1,4 +1,4 @@
-"""Legacy PDB files: as the wwPDB has them, as programs write them, and as OpenFold reads them."""
+"""Legacy PDB files: of the wwPDB, of other programs, and as OpenFold reads them."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def parsed(text: str, **more: object) -> Structure:
     return parse_pdb(text.encode(), file_id="t", **more)  # type: ignore[arg-type]
 
 
-# what a chain is
+# chains
 
 
-def test_waters_ligands_and_nucleotides_are_no_residues_and_are_listed(tmp_path: Path) -> None:
+def test_waters_ligands_and_nucleotides_are_not_residues_and_are_listed(tmp_path: Path) -> None:
     text = protein("A") + "TER\n" + residue("DA", "B", "1 ") + "TER\n"
     text += line("FE", "HEM", "A", "200 ", hetero=True) + water("A", 301) + water("A", 302)
     text += water("W", 1)
@@ -81,26 +81,24 @@ def test_waters_ligands_and_nucleotides_are_no_residues_and_are_listed(tmp_path:
     assert theirs.sequences == {"A": "AGSXX", "B": "X", "W": "X"}
 
 
-def test_a_file_without_protein_says_what_it_has() -> None:
+def test_the_error_for_a_file_without_protein_lists_its_residues() -> None:
     with pytest.raises(MmcifError, match=r"no protein in it, only chain W \(2 HOH\)"):
         parsed(water("W", 1) + water("W", 2))
 
 
 SEQRES = "SEQRES   1 A    7  MET ALA GLY SER ALA GLY SER\n"
-
-
 MISSING = "".join(
     f"REMARK 465     {name} A {number:5}\n"
     for name, number in (("MET", 401), ("ALA", 402), ("GLY", 403), ("SER", 404))
 )
 LIGAND = residue("GLU", "A", "301 ", hetero=True)
-SEEN = yaml.safe_load(Path(__file__).with_name("data").joinpath("seen.yaml").read_text())
+OBSERVED = yaml.safe_load(Path(__file__).with_name("data").joinpath("observed.yaml").read_text())
 
 
-def written(residues: str) -> str:
-    """Residues of chain A as `seen.yaml` has them."""
+def records(residues: str) -> str:
+    """Records of the residues of chain A in the form of `observed.yaml`."""
     text = ""
-    for name, *words in (one.split() for one in residues.split(", ")):
+    for name, *words in (item.split() for item in residues.split(", ")):
         if name == "TER":
             text += "TER\n"
             continue
@@ -111,23 +109,23 @@ def written(residues: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("case", SEEN)
-def test_what_is_seen_goes_to_its_place(case: str) -> None:
-    row = SEEN[case]
+@pytest.mark.parametrize("case", OBSERVED)
+def test_observed_residues_are_placed_on_the_sequence(case: str) -> None:
+    row = OBSERVED[case]
     head = row.get("head", "")
-    text = MISSING * ("MISSING" in head) + SEQRES * ("SEQRES" in head) + written(row["residues"])
-    chain, sequence, places = parsed(text).chain("A"), row["sequence"], row["places"]
+    text = MISSING * ("MISSING" in head) + SEQRES * ("SEQRES" in head) + records(row["residues"])
+    chain, sequence, positions = parsed(text).chain("A"), row["sequence"], row["positions"]
     assert chain.sequence == sequence and row.get("note", "") in " ".join(chain.notes)
-    assert np.flatnonzero(chain.mask.any(-1)).tolist() == places
+    assert np.flatnonzero(chain.mask.any(-1)).tolist() == positions
     if head and sequence == "MAGSAGS":
-        assert np.flatnonzero(chain.observed).tolist() == places
+        assert np.flatnonzero(chain.observed).tolist() == positions
     if "index" in row:
         index = None if chain.residue_index is None else chain.residue_index.tolist()
         assert index == row["index"]
 
 
 def segment(name: str) -> str:
-    return "".join(f"{one[:72]:72}{name:4}{one[76:]}\n" for one in protein(" ").splitlines())
+    return "".join(f"{text[:72]:72}{name:4}{text[76:]}\n" for text in protein(" ").splitlines())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +141,7 @@ def test_chains_are_named_as_programs_name_them(text: str, names: list[str]) -> 
     assert list(parsed(text).sequences.items()) == [(name, "AGS") for name in names]
 
 
-def test_a_ligand_behind_a_chain_is_listed_and_numbers_go_on_behind_9999() -> None:
+def test_a_ligand_after_a_chain_is_listed_and_numbers_continue_after_9999() -> None:
     others = parsed(protein() + LIGAND).others
     assert [(m.component, m.chain, m.count) for m in others] == [("GLU", "A", 1)]
     modified = residue("MSE", "A", "1 ") + line("SE", "MSE", "A", "1 ", hetero=True, x="7.000")
@@ -155,18 +153,18 @@ def test_a_ligand_behind_a_chain_is_listed_and_numbers_go_on_behind_9999() -> No
 
 @given(st.data())
 @settings(max_examples=50)
-def test_residues_seen_are_found_again_by_their_numbers(data: st.DataObject) -> None:
+def test_observed_residues_are_placed_by_their_numbers(data: st.DataObject) -> None:
     names = st.sampled_from(["ALA", "GLY", "SER"])
     sequence = data.draw(st.lists(names, min_size=1, max_size=40))
-    kept = data.draw(st.sets(st.integers(0, len(sequence) - 1), min_size=1))
-    seen = [(place + 1, " ", sequence[place]) for place in sorted(kept)]
-    found = place_on_sequence(seen, sequence)
-    assert found is not None and found.tolist() == sorted(kept)
+    positions = sorted(data.draw(st.sets(st.integers(0, len(sequence) - 1), min_size=1)))
+    observed = [(position + 1, " ", sequence[position]) for position in positions]
+    placed = place_on_sequence(observed, sequence)
+    assert placed is not None and placed.tolist() == positions
     offset = data.draw(st.integers(-50, 900))
-    moved = [(number + offset, " ", name) for number, _, name in seen]
-    unseen = [(i + 1 + offset, " ", n) for i, n in enumerate(sequence) if i not in kept]
-    found = place_on_sequence(moved, sequence, unseen)
-    assert found is not None and found.tolist() == sorted(kept)
+    shifted = [(number + offset, " ", name) for number, _, name in observed]
+    missing = [(i + 1 + offset, " ", n) for i, n in enumerate(sequence) if i not in positions]
+    placed = place_on_sequence(shifted, sequence, missing)
+    assert placed is not None and placed.tolist() == positions
 
 
 @given(st.data())
@@ -174,18 +172,20 @@ def test_residues_seen_are_found_again_by_their_numbers(data: st.DataObject) -> 
 def test_residues_with_odd_numbers_keep_their_order_and_their_names(data: st.DataObject) -> None:
     names = st.sampled_from(["ALA", "GLY", "SER", "TRP"])
     sequence = data.draw(st.lists(names, min_size=1, max_size=30))
-    kept = sorted(data.draw(st.sets(st.integers(0, len(sequence) - 1), min_size=1)))
-    numbers = data.draw(st.lists(st.integers(-5, 60), min_size=len(kept), max_size=len(kept)))
-    seen = [(number, " ", sequence[i]) for number, i in zip(numbers, kept, strict=True)]
-    found = place_on_sequence(seen, sequence)
-    assert found is not None
-    placed = found[found >= 0]
+    indices = sorted(data.draw(st.sets(st.integers(0, len(sequence) - 1), min_size=1)))
+    size = len(indices)
+    numbers = data.draw(st.lists(st.integers(-5, 60), min_size=size, max_size=size))
+    observed = [(number, " ", sequence[i]) for number, i in zip(numbers, indices, strict=True)]
+    positions = place_on_sequence(observed, sequence)
+    assert positions is not None
+    placed = positions[positions >= 0]
     assert (np.diff(placed) > 0).all() and placed.max(initial=0) < len(sequence)
-    same = [sequence[i] == name for i, (_, _, name) in zip(found, seen, strict=True) if i >= 0]
+    pairs = zip(positions, observed, strict=True)
+    same = [sequence[i] == name for i, (_, _, name) in pairs if i >= 0]
     assert sum(same) > len(same) / 2
 
 
-# what the header says
+# the header
 
 
 def test_dates_method_and_resolution_are_read(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_dates_method_and_resolution_are_read(tmp_path: Path) -> None:
     assert (theirs.method, theirs.release_date, theirs.resolution) == ("", "", 0.0)
 
 
-# what other programs write
+# files of other programs
 
 
 @pytest.mark.parametrize(("taken", "name"), [("", "A"), ("A", "B"), ("B", "A")])
@@ -219,12 +219,12 @@ def test_a_blank_chain_id_is_the_first_free_letter(taken: str, name: str, tmp_pa
     ).sequence
 
 
-# rules that recorded chains may not happen to show
+# rules that no recorded chain may need
 
 
 def pdb(*atoms: tuple[str, str, str, str, float]) -> bytes:
     """Atom, residue, chain, number with insertion code, B factor."""
-    rows = [line(*about, x=f"{i:.3f}", b=b) for i, (*about, b) in enumerate(atoms, 1)]
+    rows = [line(*fields, x=f"{i:.3f}", b=b) for i, (*fields, b) in enumerate(atoms, 1)]
     return "".join(rows).encode()
 
 

@@ -59,7 +59,7 @@ def by_kalign(old: str, new: str, folder: Path) -> np.ndarray:
     return facing
 
 
-def test_every_residue_faces_what_kalign_makes_it_face(tmp_path: Path) -> None:
+def test_every_residue_is_aligned_as_by_kalign(tmp_path: Path) -> None:
     require_programs()
     draw = random.Random(0)
     known = chains(sorted(INPUTS[0].glob("mmcif/*.cif"))[:8], 40, 400)
@@ -75,7 +75,7 @@ def test_every_residue_faces_what_kalign_makes_it_face(tmp_path: Path) -> None:
     assert total >= 60 and alike == total
 
 
-def test_a_realigned_hit_has_the_residues_that_face_it() -> None:
+def test_a_realigned_hit_has_the_residues_aligned_to_it() -> None:
     assert aligned_positions("ACDEFGHIKLMXXN", "ACDEFGHIKLMXXNPQ").tolist() == list(range(14))
     assert aligned_positions("WACDEUFGHIKLM", "ACDEFGHIKLM").tolist() == [
         -1,
@@ -98,7 +98,7 @@ def test_a_realigned_hit_has_the_residues_that_face_it() -> None:
     assert match.template.tolist() == list(range(31)) and match.letters == chain[:31]
 
 
-def test_what_kalign_does_not_take_is_one_lost_hit() -> None:
+def test_a_hit_that_cannot_be_realigned_is_dropped_alone() -> None:
     letters = "ACDEFGHIKLMN"
     long = hit(query=letters, letters=letters, start=0)
     with pytest.raises(TemplateError, match="not realigned: 12 residues to 5"):

@@ -177,7 +177,7 @@ def test_a_hits_name_cannot_lead_out_of_the_template_folder(tmp_path: Path) -> N
             library.structure(name)
 
 
-def test_nothing_to_featurize_is_said_so(tmp_path: Path) -> None:
+def test_an_input_without_chains_is_an_error(tmp_path: Path) -> None:
     for source in (
         ChainSource("x"),
         ChainSource("x", alignment_dir=str(tmp_path)),

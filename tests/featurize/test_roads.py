@@ -1,4 +1,4 @@
-"""Inputs of other programs, their jobs and databases become the chains that are in them."""
+"""Chains of other programs' inputs: alignments of complexes, jobs, tables and databases."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ def rows(text: str) -> list[str]:
     return text.split("\n")[1::2]
 
 
-def test_a_colabfold_complex_is_taken_apart(tmp_path: Path) -> None:
+def test_a_colabfold_complex_is_split_into_chains(tmp_path: Path) -> None:
     (tmp_path / "cplx.a3m").write_text(COMPLEX)
     (tmp_path / "mono.a3m").write_text(f"#5\t1\n>101\n{A}\n>x\nAC-EF\n")
-    one, two, mono = discover(tmp_path)
-    assert [s.chain_id for s in (one, two, mono)] == ["cplx_A", "cplx_B", "mono"]
-    first, second = featurize_chain(one), featurize_chain(two)
-    assert (first.sequence, second.sequence) == (A, B)
-    own = {"a.a3m": f">q\n{A}\n>p\nACDwwEW\n>a1\nAaC-EF\n"}  # of the monomers
-    own["b.a3m"] = f">q\n{B}\n>p\nGHIKLW\n>b1\nGHxxIKL-\n>b2\nGH-KL-\n"
-    for got, source in zip((first, second), discover(write(tmp_path / "own", own)), strict=True):
+    sources = discover(tmp_path)
+    assert [source.chain_id for source in sources] == ["cplx_A", "cplx_B", "mono"]
+    chains = [featurize_chain(source) for source in sources[:2]]
+    assert [chain.sequence for chain in chains] == [A, B]
+    monomers = {"a.a3m": f">q\n{A}\n>p\nACDwwEW\n>a1\nAaC-EF\n"}
+    monomers["b.a3m"] = f">q\n{B}\n>p\nGHIKLW\n>b1\nGHxxIKL-\n>b2\nGH-KL-\n"
+    write(tmp_path / "monomers", monomers)
+    for got, source in zip(chains, discover(tmp_path / "monomers"), strict=True):
         want = featurize_chain(source)
         assert (got.msa == want.msa).all()
         assert (got.deletion_matrix() == want.deletion_matrix()).all()
@@ -58,8 +59,8 @@ def test_copies_in_a_complex_are_counted(tmp_path: Path) -> None:
     assert (dimer.chain_id, dimer.num_alignments) == ("dimer", 2)
     assert "2 x A of 5 residues" in dimer.dropped[0]
     assert [record.chain_id for record in hetero] == ["hetero_A", "hetero_C"]
-    found = check_input(str(tmp_path)).findings["something left out"]
-    assert found.count == 3 and "2 x A of 5 residues" in found.examples[0]
+    finding = check_input(str(tmp_path)).findings["something left out"]
+    assert finding.count == 3 and "2 x A of 5 residues" in finding.examples[0]
 
 
 @pytest.mark.parametrize("letters", ["AB", "BC"])  # ColabFold's models began with B once
@@ -107,7 +108,7 @@ def test_a_bad_fasta_record_is_one_broken_chain_and_bases_are_left_out(
     assert [chain["type"] for chain in report.left_out] == ["NoProtein"] * len(BASES)
 
 
-def test_an_input_with_nothing_usable_says_why(tmp_path: Path) -> None:
+def test_the_error_for_an_unusable_input_has_the_reason(tmp_path: Path) -> None:
     (tmp_path / "x.fasta").write_text(">rna\nGGCAUCCGAUGG\n>gone\n")
     with pytest.raises(InputError, match=r"rna: .*x\.fasta:1: no chain in it.*RNA.*1 more"):
         run_job(str(tmp_path / "x.fasta"), str(tmp_path / "data"))
@@ -139,17 +140,19 @@ def test_pairing_alignments_and_hits_of_others_do_not_enter_the_msa(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("place", "match"),
+    ("argument", "match"),
     [
         ("structure_dir", r"no structure here .*1abc\.cif .* found .*9xyz\.txt"),
         ("template_mmcif_dir", "no template structure here"),
     ],
 )
-def test_a_place_that_fits_no_chain_is_an_error(place: str, match: str, tmp_path: Path) -> None:
+def test_a_folder_without_files_of_the_chains_is_an_error(
+    argument: str, match: str, tmp_path: Path
+) -> None:
     raw = write(tmp_path / "raw", {"1abc_A.a3m": f">q\n{A}\n"})
     other = write(tmp_path / "other", {"x/9xyz.txt": ""})
     with pytest.raises(InputError, match=match):
-        discover(raw, **{place: other})
+        discover(raw, **{argument: other})
 
 
 MSA = f">q\n{A}\n>x\nACwwDE-\n"
@@ -200,7 +203,7 @@ def test_a_job_over_an_alignment_inside_a_json_file(tmp_path: Path, inside: None
     )
     assert run_job(str(tmp_path / "raw"), data).num_good == 2
     (chain,) = Dataset.open(data).read(["My_job_A"])
-    assert len(chain["msa"]) == 1  # what changed inside was noticed
+    assert len(chain["msa"]) == 1  # the alignment changed inside the file
 
 
 @pytest.mark.parametrize(("letters", "wrong"), [("MKV1AAG", "'1' is not a"), ("AUGC", "RNA")])
@@ -213,8 +216,8 @@ def test_letters_of_a_job_are_wrong_for_check_as_for_the_job_and_the_file_is_nam
     with pytest.raises(InputError, match=f"a.json.*{wrong}"):
         featurize_chain(source)
     findings = check_input(str(tmp_path)).findings
-    told = findings.get("chain cannot be featurized") or findings["no protein"]
-    assert "a.json" in told.examples[0] and wrong in told.examples[0]
+    finding = findings.get("chain cannot be featurized") or findings["no protein"]
+    assert "a.json" in finding.examples[0] and wrong in finding.examples[0]
 
 
 @pytest.mark.parametrize(
@@ -231,13 +234,15 @@ def test_letters_of_a_job_are_wrong_for_check_as_for_the_job_and_the_file_is_nam
          "not kept", "one chain of a complex: how its rows pair is not kept"),
     ],
 )  # fmt: skip
-def test_the_summary_of_a_job_counts_notes_by_what_they_say(note: str, kind: str) -> None:
+def test_the_summary_of_a_job_counts_notes_by_kind(note: str, kind: str) -> None:
     assert _common_notes({"1abc_A": [note], "2xyz_B": [note]}) == f"{kind} (2)"
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", ["gone.a3m", "x" * 300, "a\0b.a3m", "/"])
-def test_a_chain_whose_alignment_is_gone_is_broken(name: str, tmp_path: Path, inside: None) -> None:
+def test_a_chain_with_a_missing_alignment_is_broken(
+    name: str, tmp_path: Path, inside: None
+) -> None:
     write(tmp_path / "raw", {"hits.txt": f">q\n{B}\n>x\nGHIK--\n"})
     named = {"id": "B", "sequence": B, "unpairedMsaPath": "hits.txt"}
     proteins = [{"id": "A", "sequence": A, "unpairedMsaPath": name}, named]
@@ -279,7 +284,7 @@ def test_hh_suite_databases(tmp_path: Path) -> None:
         tmp_path, {"db_a3m.ffindex": "".join(lines), "db_hhm.ffindex": "", "db_cs219.ffindex": ""}
     )
     sources = discover(tmp_path)
-    assert {one.chain_id: depth(one) for one in sources} == {"1abc_A": WANT, "2abc_B": WANT}
+    assert {s.chain_id: depth(s) for s in sources} == {"1abc_A": WANT, "2abc_B": WANT}
     assert discover(tmp_path / "db_a3m.ffdata") == sources
     write(tmp_path, {"db_a3m.ffindex": "1abc_A 0 5\n"})
     with pytest.raises(InputError, match=r"ffindex:1: expected name, offset and length"):
@@ -305,12 +310,12 @@ def test_alphafold_3s_model_is_the_structure_of_its_chains(packed: str, tmp_path
     write(tmp_path, {"my_job/my_job_data.json": json.dumps(job)})
     model = tmp_path / "my_job" / f"my_job_model.cif{packed}"
     model.write_bytes(gzip.compress(text) if packed else text)
-    for place in (tmp_path, tmp_path / "my_job"):
-        (source,) = discover(place)
+    for folder in (tmp_path, tmp_path / "my_job"):
+        (source,) = discover(folder)
         assert (source.structure, source.author_chain) == (str(model), "A")
         record = featurize_chain(source)
         assert record.is_distillation and record.all_atom_mask is not None
-        assert "unused file" not in check_input(str(place)).findings
+        assert "unused file" not in check_input(str(folder)).findings
 
 
 @pytest.mark.parametrize("suffix", [".fas", ".FAS.gz"])
@@ -328,7 +333,7 @@ def test_fasta_files_called_fas_are_read_and_a_txt_is_to_be_renamed(
             discover(place)
 
 
-def test_an_input_is_no_place_for_its_dataset(tmp_path: Path) -> None:
+def test_the_input_folder_cannot_be_the_dataset(tmp_path: Path) -> None:
     write(tmp_path, {"x.fasta": f">q\n{A}\n", "x.cif": "", "components.cif": ""})
     source = EntriesInput(structures=str(tmp_path), components=f"{tmp_path}/components.cif")
     with pytest.raises(InputError, match="input and DATASET are one folder: name another"):

@@ -1,4 +1,4 @@
-"""An input in a bucket is copied here, what changed of it when it is copied again."""
+"""An input in a bucket is copied, and only its changed files when it is copied again."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def bucket() -> Iterator[Bucket]:
 
 def test_a_prefix_is_copied_and_again_where_it_changed(bucket: Bucket, tmp_path: Path) -> None:
     raw, home = write(tmp_path / "raw", FILES), str(tmp_path / "home")
-    seen: list[tuple[int, int]] = []
-    copy = stage_input(bucket.fill(raw), home, progress=lambda *now: seen.append(now))
+    progress: list[tuple[int, int]] = []
+    copy = stage_input(bucket.fill(raw), home, progress=lambda *done: progress.append(done))
     assert [featurize_chain(s).num_alignments for s in discover(copy)] == [2, 1]
-    assert seen[-1][0] == seen[-1][1] == sum(map(len, FILES.values()))
+    assert progress[-1][0] == progress[-1][1] == sum(map(len, FILES.values()))
     first = {path: path.stat() for path in Path(home).rglob("*.a3m")}
     write(Path(home), {"alignments/9old_A/a.a3m": "gone from the bucket"})
     write(raw, {"alignments/2abc_A/a.a3m": f">q\n{A}\n>y\nA--EF\n"})
@@ -46,7 +46,7 @@ def test_a_prefix_is_copied_and_again_where_it_changed(bucket: Bucket, tmp_path:
     assert os.path.samestat(same.stat(), first[same])  # not fetched again
 
 
-def test_one_file_is_copied_in_pieces_and_not_again(
+def test_one_file_is_copied_in_chunks_and_not_again(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = bucket.fill(write(tmp_path / "raw", FILES))
@@ -65,7 +65,7 @@ def test_one_file_is_copied_in_pieces_and_not_again(
     assert sum(sizes) == copy.stat().st_size and max(sizes) == 8
 
 
-def test_what_is_not_there_or_has_no_room_is_one_line(
+def test_a_missing_bucket_or_too_little_disk_is_a_typed_error(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = str(tmp_path / "home")

@@ -1,4 +1,4 @@
-"""Structures as they are downloaded: mirrors, nested folders, every packing."""
+"""Folders of structures as downloaded: mirrors, nested folders, every compression."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT = small([(".", "1.0", "1.0")]).decode()
 
 
 def put(path: Path, data: str | bytes) -> Path:
-    """A file, packed as its name says."""
+    """Writes a file, compressed by its suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     raw = data.encode() if isinstance(data, str) else data
     pack: dict[str, Callable[[bytes], bytes]] = {
@@ -63,17 +63,17 @@ def names(sources: list[ChainSource]) -> list[str]:
 
 
 @pytest.mark.parametrize("make", MIRRORS, ids=lambda make: make.__name__)
-def test_a_mirror_is_an_input_and_a_place_for_structures_and_templates(
+def test_a_mirror_is_an_input_and_a_folder_of_structures_and_templates(
     make: Callable[[Path], None], tmp_path: Path
 ) -> None:
     make(tmp_path / "mirror")
-    found = discover(tmp_path / "mirror")
-    assert names(found) == ["1abc_A", "9xyz_A"]
-    if make is both_mirrors:  # both kinds of an entry are one, and mmCIF counts
-        assert all(str(source.structure).endswith(".cif.gz") for source in found)
-    for home in (tmp_path / "mirror").iterdir():  # what a user may name is not only the top
-        if home.is_dir():
-            assert {"1abc_A", "9xyz_A"} >= set(names(discover(home)))
+    sources = discover(tmp_path / "mirror")
+    assert names(sources) == ["1abc_A", "9xyz_A"]
+    if make is both_mirrors:  # of both formats of an entry mmCIF is read
+        assert all(str(source.structure).endswith(".cif.gz") for source in sources)
+    for folder in (tmp_path / "mirror").iterdir():  # a user may also name a subfolder
+        if folder.is_dir():
+            assert {"1abc_A", "9xyz_A"} >= set(names(discover(folder)))
     (tmp_path / "raw" / "alignments" / "1abc_A").mkdir(parents=True)
     (source,) = discover(tmp_path / "raw", structure_dir=tmp_path / "mirror")
     assert featurize_chain(source).all_atom_positions is not None
@@ -106,7 +106,7 @@ def test_entries_of_alphafolds_database_are_found_by_accession(tmp_path: Path) -
     assert names(discover(tmp_path / "afdb")) == ["AF-P01112-F1-model_v4_A"]
 
 
-def test_one_unreadable_structure_hides_no_other_and_says_why(tmp_path: Path) -> None:
+def test_one_unreadable_structure_is_a_fault_and_the_others_are_read(tmp_path: Path) -> None:
     put(tmp_path / "1abc.cif", TEXT)
     put(tmp_path / "2abc.cif", "no mmCIF")
     faults: list[InputError] = []
@@ -115,13 +115,13 @@ def test_one_unreadable_structure_hides_no_other_and_says_why(tmp_path: Path) ->
     assert "2abc.cif" in str(fault) and "not mmCIF" in str(fault)
 
 
-def test_the_wwpdbs_file_names_name_entries() -> None:
+def test_entries_are_read_from_file_names_of_the_wwpdb() -> None:
     assert [entry_of(n) for n in ("pdb4hhb.ent", "pdb4hhb.pdb", "x.ent", "1abc.cif")] == [
         *("4hhb", "pdb4hhb", "x", "1abc")
     ]
 
 
-def test_a_mirror_beside_alignments_is_found_by_its_name(tmp_path: Path) -> None:
+def test_a_mirror_next_to_alignments_is_found_by_its_name(tmp_path: Path) -> None:
     put(tmp_path / "alignments" / "1abc_A" / "x.a3m", ">q\nAG\n")
     mmcif_mirror(tmp_path / "m")
     shutil.move(tmp_path / "m" / "mmCIF", tmp_path / "mmcif")

@@ -129,7 +129,7 @@ def test_repeats_are_placed_by_the_files_numbers_where_openfold_takes_the_first(
         ({"letters": QUERY, "query": QUERY, "start": 0}, "piece of the query"),
     ],
 )
-def test_the_prefilter_says_why(changes: dict[str, str], reason: str) -> None:
+def test_the_prefilter_gives_its_reason(changes: dict[str, str], reason: str) -> None:
     made = hit(**changes)  # type: ignore[arg-type]
     query = TemplateQuery(QUERY, entry_id="9QUE")
     got = prefilter(made, query, Shelf({}), "2021-10-10", CONFIG)
@@ -152,7 +152,7 @@ def test_templates_are_older_than_the_query_by_sixty_days() -> None:
     )
 
 
-def test_what_is_passed_over_is_counted_with_its_reason() -> None:
+def test_skipped_hits_are_counted_with_their_reason() -> None:
     entries = {
         "1abc": structure({"A": PIECE}),
         "2new": structure({"A": PIECE}, date="2022-01-01"),
@@ -202,7 +202,7 @@ def test_a_structure_is_parsed_once_however_many_hits_it_has(golden: Path) -> No
     assert np.array_equal(first.template_all_atom_positions, again.template_all_atom_positions)
 
 
-def test_what_was_used_last_is_kept_within_a_cap_in_bytes(tmp_path: Path) -> None:
+def test_recently_used_structures_are_cached_within_a_cap_in_bytes(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "raw", 3, seed=1, mean_length=40, mean_depth=16)
     folder = tmp_path / "raw" / "mmcif"
     sizes = {path.stem: path.stat().st_size for path in sorted(folder.glob("*.cif"))}
@@ -218,7 +218,7 @@ def test_what_was_used_last_is_kept_within_a_cap_in_bytes(tmp_path: Path) -> Non
     assert tiny.structure(first) is tiny.structure(first)
 
 
-def test_broken_structures_are_passed_over(tmp_path: Path, golden: Path) -> None:
+def test_broken_structures_are_skipped(tmp_path: Path, golden: Path) -> None:
     source = next(s for s in sources().values() if openfold_record(s.chain_id).num_templates > 2)
     best = openfold_record(source.chain_id).template_domain_names[0]
     for path in (INPUTS[0] / "template_mmcif").iterdir():
@@ -262,7 +262,7 @@ def test_old_hhr_files_without_neff_are_read_but_not_by_openfold() -> None:
         parse_hhr(HHR, old_hhr=False)
 
 
-def test_hits_that_are_no_protein_are_passed_over() -> None:
+def test_hits_that_are_not_proteins_are_skipped() -> None:
     text = b"""# STOCKHOLM 1.0
 #=GS 1abc_A/3-6 DE [subseq from] mol:protein length:9 Thing
 #=GS 2def_B/1-4 DE [subseq from] mol:na length:9 DNA

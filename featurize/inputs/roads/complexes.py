@@ -106,21 +106,17 @@ def from_job(path: Path, side_files: SideFiles) -> list[ChainSource]:
         try:
             unread = [f"{item} of the job, not read" for item in _present(job, _UNREAD_OF_JOB)]
             for source in list(_proteins(molecules, entry, number, path, side_files)):
-                structure = _model_fields(source, model)
-                notes = (*source.notes, *unread)
-                sources.append(dataclasses.replace(source, notes=notes, **structure))
+                fields: dict[str, Any] = {"notes": (*source.notes, *unread)}
+                if model is not None and source.structure is None:
+                    chain = source.copies[0]
+                    fields |= {"structure": model, "structure_chain": chain}
+                    fields["is_distillation"] = True
+                sources.append(dataclasses.replace(source, **fields))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"not as AlphaFold 3, Protenix or Boltz write them: {error!r}"
             message = f"its 'sequences' are {reason}"
             side_files.faults.append(InputError(message, path=str(path), item=entry))
     return sources
-
-
-def _model_fields(source: ChainSource, model: str | None) -> dict[str, Any]:
-    """Fields of `ChainSource` for a model as the structure of a chain that has none."""
-    if model is None or source.structure is not None:
-        return {}
-    return {"structure": model, "structure_chain": source.copies[0], "is_distillation": True}
 
 
 def rows_of(data: bytes, argument: str, path: str) -> bytes:
