@@ -1,7 +1,7 @@
 """A family of simulated chains: their entries, structures, homologs and template hits.
 
-Each family has a random generator of its own, so that family 7 is the same
-whether ten chains are written or ten thousand.
+Each family has its own random generator, so that family 7 is the same whether ten
+chains are written or ten thousand.
 """
 
 from __future__ import annotations

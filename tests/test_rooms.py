@@ -57,14 +57,14 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # something out, or lives in experiments/.
 BUDGET = {
     "src": 4_437,
-    "featurize": 19_789,
+    "featurize": 19_788,
     "store": 7_297,
     "loader": 12_090,
     "service": 8_234,
     "trainer": 12_036,
     "kernels": 16_298,
     "synth": 1_858,
-    "tests": 39_949,
+    "tests": 39_982,
     "benchmarks": 9_939,
 }
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 TIERS = ("gpu", "system", "contract", "unit")
-SYSTEM_FIXTURES = {"four_ranks", "honest", "postgres", "served", "start", "start_any"}
+SYSTEM_FIXTURES = {"four_ranks", "undisturbed", "postgres", "served", "start", "start_any"}
 _IMPORTS = re.compile(
     r"^\s*(?:from|import) (?:subprocess|multiprocessing|torch\.multiprocessing|socket|http\.server"
     r"|httpx|ray|psycopg|playwright"

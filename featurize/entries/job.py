@@ -35,7 +35,7 @@ from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import JobReport
 from evofeed.featurize.job.driver import Items, LedgerJob, Progress, current_snapshot, job_lease
 from evofeed.featurize.job.ledger import Ledger
-from evofeed.featurize.job.lock import driving
+from evofeed.featurize.job.lock import driver_lock
 from evofeed.featurize.job.options import JobOptions, absolute, check_separate, ledger_url
 from evofeed.featurize.job.template_use import outdated_units
 from evofeed.featurize.job.units import Plan, Unit, sha_of, stamp_of
@@ -238,7 +238,7 @@ class _Phase(LedgerJob):
             "dataset_uri": dataset_uri,
             "arguments": self.arguments,
         }
-        with driving(self.ledger, job_id):
+        with driver_lock(self.ledger, job_id):
             job = self.ledger.begin(job_id, plan, arguments, current_snapshot(dataset_uri, ref))
             if self.common.templates:  # templates may have been added since
                 for chain in self.ledger.chains(job_id):

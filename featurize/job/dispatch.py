@@ -46,7 +46,7 @@ class Dispatch(abc.ABC):
     progress: Callable[[Any], None] | None
     lease: Lease | None
     """Lease on the dataset, renewed while units run."""
-    _progress_at = 0.0
+    _progressed_at = 0.0
 
     def attach(
         self, ledger: Ledger, job_id: str, units: Iterable[Unit], options: ExecutorOptions
@@ -91,32 +91,32 @@ class Dispatch(abc.ABC):
         """
         waiting = [unit["unit_id"] for unit in self.ledger.units(self.job_id, TODO)]
         in_flight: dict[str, tuple[str, ...]] = {}
-        ended: list[Any] = []
-        while waiting or in_flight or ended:
+        outcomes: list[Any] = []
+        while waiting or in_flight or outcomes:
             is_cancelled = self.ledger.job(self.job_id).cancel_requested
             if self.lease:
                 self.lease.renew()
-            submitted = {outcome.unit_id: in_flight.pop(outcome.unit_id) for outcome in ended}
-            while not is_cancelled and (unit_id := self._next(waiting, executor)):
+            submitted = {outcome.unit_id: in_flight.pop(outcome.unit_id) for outcome in outcomes}
+            while not is_cancelled and (unit_id := self._next_unit(waiting, executor)):
                 waiting.remove(unit_id)
                 in_flight[unit_id] = self.remaining(unit_id)
                 self.ledger.lease(self.job_id, unit_id)
                 task = self.task(unit_id, in_flight[unit_id])
                 executor.submit(task, self._cores, self.resource(unit_id))
-            for outcome in ended:  # while the next units run
+            for outcome in outcomes:  # while the next units run
                 if self._handle_outcome(outcome, submitted[outcome.unit_id]):
                     waiting.append(outcome.unit_id)
             now = time.monotonic()
-            if self.progress and (ended or now - self._progress_at > TICK):
-                self._progress_at = now
+            if self.progress and (outcomes or now - self._progressed_at > TICK):
+                self._progressed_at = now
                 self.progress(self.current_progress())
             if is_cancelled:
                 return False
-            ended = executor.wait(TICK) if in_flight or not ended else []
-            ended.sort(key=lambda outcome: isinstance(outcome, UnitFailed))  # which ends the job
+            outcomes = executor.wait(TICK) if in_flight or not outcomes else []
+            outcomes.sort(key=lambda outcome: isinstance(outcome, UnitFailed))  # which ends the job
         return True
 
-    def _next(self, waiting: Iterable[str], executor: Executor) -> str:
+    def _next_unit(self, waiting: Iterable[str], executor: Executor) -> str:
         """The first unit that the executor has room for; empty if there is none."""
         has_room = cache(executor.room)
         return next((unit for unit in waiting if has_room(self.resource(unit)) > 0), "")

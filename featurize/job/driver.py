@@ -64,7 +64,7 @@ class LedgerJob(Dispatch):
         self.attach(ledger, job.job_id, plan.units, self.options)
         for unit_id in {*self._lost_shards(), *self.outdated_units()}:
             ledger.requeue(job.job_id, unit_id)
-        self._began, self._before = time.monotonic(), ledger.counts(job.job_id)
+        self._started_at, self._initial_counts = time.monotonic(), ledger.counts(job.job_id)
 
     @abc.abstractmethod
     def outdated_units(self) -> dict[str, str]:
@@ -127,8 +127,8 @@ class LedgerJob(Dispatch):
 
     def current_progress(self) -> JobProgress:
         """State and progress of the job."""
-        counts, seconds = self.ledger.counts(self.job_id), time.monotonic() - self._began
-        cost_here = counts["cost_done"] - self._before["cost_done"]
+        counts, seconds = self.ledger.counts(self.job_id), time.monotonic() - self._started_at
+        cost_here = counts["cost_done"] - self._initial_counts["cost_done"]
         cost_left = counts["cost"] - counts["cost_done"]
         return JobProgress(
             num_chains=self.num_items,
@@ -143,8 +143,8 @@ class LedgerJob(Dispatch):
     def _rate(self, counts: dict[str, int]) -> float:
         """Items per second of this run."""
         names = ("chains_good", "chains_broken")
-        here = sum(counts[name] - self._before[name] for name in names)
-        return here / max(time.monotonic() - self._began, 1e-9)
+        done = sum(counts[name] - self._initial_counts[name] for name in names)
+        return done / max(time.monotonic() - self._started_at, 1e-9)
 
     def end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
         """Record the job's final state in the ledger, and write its report."""
@@ -169,9 +169,9 @@ class LedgerJob(Dispatch):
                 num_shards=len(shards),
                 num_bytes=sum(shard.nbytes for shard in shards),
                 units=len(self.units),
-                resumed=self._before["units_done"],
+                resumed=self._initial_counts["units_done"],
                 lost_workers=self.lost_workers,
-                seconds=round(time.monotonic() - self._began, 3),
+                seconds=round(time.monotonic() - self._started_at, 3),
                 chains_per_second=round(self._rate(counts), 2),
                 path=report_path(self.ledger.url, self.job.dataset_uri, self.job_id),
             )

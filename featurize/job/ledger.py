@@ -140,11 +140,11 @@ class Ledger:
 
     # the driver's writes
 
-    def begin(self, job_id: str, plan: Plan, where: Mapping[str, Any], parent: str | None) -> Job:
+    def begin(self, job_id: str, plan: Plan, request: Mapping[str, Any], parent: str | None) -> Job:
         """Insert a job and its units, or continue it where an earlier driver stopped.
 
-        `where` has the columns of `JOBS` for input, dataset and arguments. Units that another job
-        has done with the same inputs and settings count as done.
+        `request` has the `input_uri`, `dataset_uri` and `arguments`. Units that another job has
+        done with the same inputs and settings count as done.
         """
         now = time.time()
         with self.engine.begin() as connection:
@@ -152,7 +152,7 @@ class Ledger:
             if (state := connection.execute(query).scalar()) is None:
                 values = {"state": RUNNING, "num_chains": len(plan.sources), "parent": parent}
                 times = {"created_at": now, "updated_at": now}
-                job = sa.insert(JOBS).values(job_id=job_id, **where, **values, **times)
+                job = sa.insert(JOBS).values(job_id=job_id, **request, **values, **times)
                 connection.execute(job)
                 units = [
                     {
@@ -171,7 +171,7 @@ class Ledger:
                 values = {"state": RUNNING, "cancel_requested": False}
                 if state == PUBLISHED:  # on top of later snapshots
                     values = {"parent": parent}
-                connection.execute(_change_job(job_id, **where, **values))
+                connection.execute(_change_job(job_id, **request, **values))
                 leased = UNITS.c.state == LEASED  # by a driver that is dead
                 connection.execute(_change_units(job_id, leased, **_UNDONE))
         return self.job(job_id)

@@ -25,22 +25,22 @@ def wait_briefly(seconds: float) -> bool:
 
 
 @contextmanager
-def driving(ledger: Ledger, job_id: str, waits: KeepWaiting = wait_briefly) -> Iterator[None]:
+def driver_lock(ledger: Ledger, job_id: str, waits: KeepWaiting = wait_briefly) -> Iterator[None]:
     """Hold the lock of a job; while another driver holds it, wait as long as `waits` is true.
 
     Raises:
         JobError: another driver holds it.
     """
     is_file = ledger.engine.dialect.name == "sqlite"
-    where = f"{ledger.engine.url.database}.{job_id[:16]}.lock" if is_file else ledger.location
-    with file_lock(Path(where)) if is_file else _advisory_lock(ledger, job_id) as try_lock:
+    path = f"{ledger.engine.url.database}.{job_id[:16]}.lock" if is_file else ledger.location
+    with file_lock(Path(path)) if is_file else _advisory_lock(ledger, job_id) as try_lock:
         began = time.monotonic()
         while not try_lock():
             if not waits(time.monotonic() - began):
                 raise JobError(
                     f"job {job_id[:12]} is being run by another process: watch it "
                     "(`evofeed jobs status`), or cancel it",
-                    path=where,
+                    path=path,
                 )
             time.sleep(0.1)
         yield
@@ -49,7 +49,7 @@ def driving(ledger: Ledger, job_id: str, waits: KeepWaiting = wait_briefly) -> I
 def is_driven(ledger: Ledger, job_id: str) -> bool:
     """True if a driver holds the lock of a job now."""
     try:
-        with driving(ledger, job_id, lambda _: False):
+        with driver_lock(ledger, job_id, lambda _: False):
             return False
     except JobError:
         return True

@@ -26,7 +26,7 @@ from evofeed.featurize.job.account import JobHost, JobReport, broken_entries, no
 from evofeed.featurize.job.driver import Items, LedgerJob, Progress, current_snapshot, job_lease
 from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.ledger import Ledger
-from evofeed.featurize.job.lock import driving
+from evofeed.featurize.job.lock import driver_lock
 from evofeed.featurize.job.options import JobOptions, absolute, check_separate, ledger_url, relative
 from evofeed.featurize.job.template_use import outdated_units, stored_templates
 from evofeed.featurize.job.units import Plan, make_plan, path_of, sha_of
@@ -90,7 +90,7 @@ def run_job(
         plan = make_plan(sources, config, crop)
         owner = [host.owner] if host.owner else []
         job_id = sha_of(plan.digest, dataset_uri, options.ref, *owner)
-        stack.enter_context(driving(ledger, job_id, host.waits))
+        stack.enter_context(driver_lock(ledger, job_id, host.waits))
         lease = stack.enter_context(job_lease(dataset_uri, job_id))
         arguments = {
             "config": dataclasses.asdict(config),
@@ -98,23 +98,23 @@ def run_job(
             "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
             "discover": discover_args,
         }
-        where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
+        request = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
         parent = current_snapshot(dataset_uri, options.ref)
         if parent is not None and not options.replace_ref:
-            _refuse_other_input(ledger, parent, where, options.ref, plan)
+            _refuse_other_input(ledger, parent, request, options.ref, plan)
         if host.retry:
             ledger.retry(job_id)
         job = _ChainJob(plan, config, crop, options, clusters, progress, lease, host)
         unusable = [_unusable(problem, input_uri) for problem in problems]
-        job.begin(ledger, ledger.begin(job_id, plan, where, parent), plan, unusable)
+        job.begin(ledger, ledger.begin(job_id, plan, request, parent), plan, unusable)
         return job.run()
 
 
 def _refuse_other_input(
-    ledger: Ledger, parent: str, where: Mapping[str, Any], ref: str, plan: Plan
+    ledger: Ledger, parent: str, request: Mapping[str, Any], ref: str, plan: Plan
 ) -> None:
     """Raise JobError if a ref has chains of another input that this one lacks."""
-    input_uri, dataset_uri = where["input_uri"], where["dataset_uri"]
+    input_uri, dataset_uri = request["input_uri"], request["dataset_uri"]
     parent_inputs = {job.input_uri for job in ledger.jobs() if job.snapshot == parent}
     if input_uri in parent_inputs:
         return

@@ -28,7 +28,7 @@ _INTERRUPTED = "interrupted: finished work is kept; the same command again conti
 def job_bar(quiet: bool = False) -> Iterator[Callable[[JobProgress], None]]:
     """A progress bar on stderr with chains/s and time left; yields the callback for `run_job`."""
     with share_bar("featurizing", quiet) as show:
-        yield lambda progress: show(progress.share, line(progress))
+        yield lambda progress: show(progress.share, progress_line(progress))
 
 
 def run_and_show(input_uri: str, dataset_uri: str, as_json: bool, **options: Any) -> JobReport:
@@ -65,9 +65,9 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous_handler)
 
 
-def line(progress: JobProgress) -> str:
+def progress_line(progress: JobProgress) -> str:
     """Progress in one line: chains, rate, broken, time left."""
-    left = progress.seconds_left
+    seconds = progress.seconds_left
     parts = [
         f"{progress.good + progress.broken}/{progress.num_chains} chains",
         f"{progress.chains_per_second:.1f}/s",
@@ -75,7 +75,7 @@ def line(progress: JobProgress) -> str:
     ]
     if progress.suspects:
         parts.append(f"{progress.suspects} suspect")
-    parts.append("" if left is None else f"ETA {int(left) // 60}:{int(left) % 60:02d}")
+    parts.append("" if seconds is None else f"ETA {int(seconds) // 60}:{int(seconds) % 60:02d}")
     return "  ".join(part for part in parts if part)
 
 

@@ -61,7 +61,7 @@ def make_plan(
     """A plan with units of a few dozen chains, most of which stay when chains are added or removed.
 
     Raises:
-        InputError: two chains have the same id, or there is no chain.
+        InputError: two chains have the same id, or the input has none.
     """
     by_id = {source.chain_id: source for source in sources}
     if len(by_id) != len(sources) or not sources:

@@ -158,13 +158,13 @@ class _Unit:
             self.current = source.chain_id
             self.set_current(source.chain_id)
             with _memory_cap(self.task.memory):
-                if record := self._make(source):
+                if record := self._featurize(source):
                     self.num_chains += 1
                     yield record  # encoded by the store before the next chain is made
         self.current = ""
         self.set_current("")
 
-    def _make(self, source: ChainSource) -> ChainRecord | None:
+    def _featurize(self, source: ChainSource) -> ChainRecord | None:
         """The record of a chain, None if it is broken."""
         library = self._library(source)
         try:
@@ -215,11 +215,10 @@ def _featurize_unit(task: UnitTask, set_current: Callable[[str], None]) -> UnitR
     while True:
         records = unit.records()
         try:
-            first = next(records, None)
-            if first is None:
+            if (first := next(records, None)) is None:
                 shard = None
-                break
-            shard = write_shard(task.dataset_uri, itertools.chain([first], records)).to_dict()
+            else:
+                shard = write_shard(task.dataset_uri, itertools.chain([first], records)).to_dict()
             break
         except StoreError:
             raise
@@ -245,8 +244,8 @@ def describe(error: Exception, memory: int = 0) -> dict[str, Any]:
         del fields["item"]
         return fields
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    message = f"{error}{where} (not foreseen: please report it)"
+    location = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    message = f"{error}{location} (not foreseen: please report it)"
     if isinstance(error, MemoryError):
         message = f"needs more than {memory >> 20} MiB; allow more if the input is right"
     return {"type": type(error).__name__, "message": message, "path": None, "line": None}

@@ -117,9 +117,9 @@ class SearchCache:
         with self._errors_as_job_error():
             for result in results:
                 pack, offset = self._append(result.packed)
-                span = (pack, offset, len(result.packed))
-                made = (result.sha256, result.seconds, made_at)
-                rows.append((result.key, *span, suffix, *made, provenance_json))
+                span = (pack, offset, len(result.packed), suffix)
+                times = (result.seconds, made_at)
+                rows.append((result.key, *span, result.sha256, *times, provenance_json))
             if not rows:
                 return
             self._pack.flush()

@@ -109,7 +109,7 @@ def cook(
     """Databases and settings of a search by a recipe.
 
     Raises:
-        ValueError: there is no such recipe, or a database has no role in it.
+        ValueError: the recipe is unknown, or a database has no role in it.
     """
     if name not in RECIPES:
         raise ValueError(f"no recipe {name!r}: {', '.join(RECIPES)}")

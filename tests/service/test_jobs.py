@@ -20,13 +20,13 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
-from tests.featurize.job.stage import descendants
 from tests.featurize.job.stage import wait_until as until
 from tests.featurize.search.family import family, fasta
 from tests.service.conftest import Start, id_of, until_trusted
 
 from evofeed.featurize.job import run
 from evofeed.featurize.search import RECIPES
+from evofeed.featurize.search.programs import descendants
 from evofeed.service import ServiceSettings, serving, state
 from evofeed.service.access.auth import revoke_token
 from evofeed.service.database.database import Database

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import evofeed
-from tests.featurize.job.stage import arm, on_stage, wait_for, wait_for_silence
+from tests.featurize.job.stage import kill_at_call, reap_orphans, run_forked, wait_for
 from tests.inside import units_inside
 from tests.synthetic_entries import prepare_again
 
@@ -46,10 +46,10 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def honest(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Digest of the undisturbed run, in this process: later ones, forked, find all loaded."""
     with units_inside():
-        report = prepare(raw, tmp_path_factory.mktemp("honest"))
+        report = prepare(raw, tmp_path_factory.mktemp("undisturbed"))
     assert report.snapshot
     return report.snapshot
 
@@ -68,15 +68,15 @@ def test_of_a_search_only_what_it_has_now_is_taken(tmp_path: Path) -> None:
 def _driver_dies(raw: Path, data: Path, mark: Path, owner: Any, name: str, nth: int) -> None:
     pid = os.fork()
     if not pid:
-        arm(owner, name, "before", nth, mark)
+        kill_at_call(owner, name, "before", nth, mark)
         os._exit(prepare(raw, data).exit_code)
     code = wait_for(pid)
     assert (mark.exists(), code) == (True, -signal.SIGKILL)
-    wait_for_silence()
+    reap_orphans()
 
 
 def test_a_driver_killed_as_molecules_are_made_and_before_the_ref_moves_gives_the_same_snapshot(
-    raw: Path, honest: str, tmp_path: Path
+    raw: Path, undisturbed: str, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
 
@@ -85,8 +85,8 @@ def test_a_driver_killed_as_molecules_are_made_and_before_the_ref_moves_gives_th
         _driver_dies(raw, data, tmp_path / "two", LocalStorage, "swap", 1)
         return prepare(raw, data)
 
-    report = on_stage(act)
-    assert (report.snapshot, report.broken) == (honest, ())
+    report = run_forked(act)
+    assert (report.snapshot, report.broken) == (undisturbed, ())
     Dataset.open(str(data)).verify()
 
 
@@ -102,10 +102,10 @@ def test_an_entry_that_kills_every_worker_costs_one_line_and_a_worker_killed_onc
 
     def act() -> JobReport:
         work.prepare_entry = deadly  # type: ignore[assignment]
-        arm(work, "component_molecule", "before", 1, tmp_path / "mark")
+        kill_at_call(work, "component_molecule", "before", 1, tmp_path / "mark")
         return prepare(raw, data)
 
-    report = on_stage(act)
+    report = run_forked(act)
     assert [one["chain_id"] for one in report.broken] == ["s001"]
     assert "SIGSEGV" in report.broken[0]["message"]
     assert report.lost_workers == 3

@@ -1,4 +1,4 @@
-"""Raw data and the honest result that every disturbed run must reach."""
+"""Raw data, and the result of an undisturbed run that every disturbed run must reach."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.featurize.job.stage import checksums, on_stage, run, warm_up
+from tests.featurize.job.stage import Digests, checksums, run, run_forked, warm_up
 
 from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
@@ -22,20 +22,20 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def honest_data(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the undisturbed run publishes, with its ledger."""
-    dataset = tmp_path_factory.mktemp("honest")
-    assert on_stage(lambda: run(raw, dataset)).state == "published"
+def undisturbed_data(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset that an undisturbed run publishes, with its ledger."""
+    dataset = tmp_path_factory.mktemp("undisturbed")
+    assert run_forked(lambda: run(raw, dataset)).state == "published"
     return dataset
 
 
 @pytest.fixture(scope="session")
-def honest(honest_data: Path) -> tuple[str, dict[str, int]]:
-    """Digest and checksums of the undisturbed run."""
-    return Dataset.open(str(honest_data)).digest, checksums(honest_data)
+def undisturbed(undisturbed_data: Path) -> Digests:
+    """The result of the undisturbed run."""
+    return Digests(Dataset.open(str(undisturbed_data)).digest, checksums(undisturbed_data))
 
 
 @pytest.fixture
-def done(honest_data: Path, tmp_path: Path) -> Path:
-    """A dataset that a job has published, to be spoilt."""
-    return shutil.copytree(honest_data, tmp_path / "done")
+def done(undisturbed_data: Path, tmp_path: Path) -> Path:
+    """A copy of the undisturbed dataset, for a test to damage."""
+    return shutil.copytree(undisturbed_data, tmp_path / "done")

@@ -1,4 +1,4 @@
-"""A stage on which jobs are run, killed and run again, without touching pytest's own process."""
+"""Helpers to run jobs in forks of pytest's process, kill them and run them again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jaxtyping
 from tests import conftest
@@ -24,6 +24,7 @@ from tests.inside import Inside
 from evofeed.featurize import FeaturizeConfig, discover
 from evofeed.featurize.job import JobReport, run_job, units, work
 from evofeed.featurize.job.worker import Worker
+from evofeed.featurize.search.programs import descendants
 from evofeed.store import Dataset
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,14 +40,21 @@ def loaded():
 """
 
 
-def on_stage(act: Callable[[], Any]) -> Any:
-    """Run `act` in a forked process that adopts orphans; returns what it returns.
+class Digests(NamedTuple):
+    """Digest of a snapshot, and the checksum of each chain in it."""
 
-    No process started in it, directly or not, may outlive it: that fails the test. What uses Ray
-    does so on a stage: a fork of a process that has used it waits for ever where it starts a
-    cluster, for the threads of Ray's client are not in it.
+    snapshot: str
+    checksums: dict[str, int]
+
+
+def run_forked(act: Callable[[], Any]) -> Any:
+    """Run `act` in a forked process that adopts orphans; returns its result.
+
+    A process below it that outlives it fails the test. Ray is used in such forks only: a fork of a
+    process that has used Ray hangs when it starts a cluster, since it lacks the threads of Ray's
+    client.
     """
-    assert not has_used_ray(), "this process has used Ray itself: do that on a stage"
+    assert not has_used_ray(), "this process has used Ray itself: use run_forked"
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
@@ -60,7 +68,7 @@ def on_stage(act: Callable[[], Any]) -> Any:
         raise
     finally:
         os.waitpid(pid, 0)
-    assert answer, "the stage died without a word"
+    assert answer, "the fork died without an answer"
     failed, value = pickle.loads(answer)
     if failed:
         raise AssertionError(value)
@@ -68,7 +76,7 @@ def on_stage(act: Callable[[], Any]) -> Any:
 
 
 def has_used_ray() -> bool:
-    """Whether a client of Ray's was started in this process, though it may be shut down."""
+    """True if this process has started a client of Ray, even if it was shut down."""
     for name in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # the thread has just ended
             if name.read_text().strip() == RAY_CLIENT:
@@ -84,12 +92,12 @@ def _perform(act: Callable[[], Any], write: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
             answer = (False, act())
-            wait_for_silence()
+            reap_orphans()
         except BaseException:
             answer = (True, traceback.format_exc())
-            for each in descendants(os.getpid()):  # whoever holds still would do so forever
+            for pid in descendants(os.getpid()):  # those in `block_call` would run forever
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(each, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
         with os.fdopen(write, "wb") as pipe:
             pipe.write(pickle.dumps(answer))
         code = 0
@@ -97,7 +105,7 @@ def _perform(act: Callable[[], Any], write: int) -> None:
         os._exit(code)
 
 
-def wait_for_silence(seconds: float = 120.0) -> None:
+def reap_orphans(seconds: float = 120.0) -> None:
     """Reap adopted processes until there is none; fail if one stays alive."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -111,8 +119,8 @@ def wait_for_silence(seconds: float = 120.0) -> None:
     raise AssertionError(f"orphans: {alive}")
 
 
-def quiet_rays() -> None:
-    """From now on a Ray that this process starts, or a job of it, is small and leaves nothing."""
+def configure_ray() -> None:
+    """Set environment variables for a small Ray that ends its processes."""
     os.environ |= {
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -126,9 +134,9 @@ def quiet_rays() -> None:
 
 
 @contextlib.contextmanager
-def a_ray(cores: int) -> Iterator[Any]:
-    """A Ray on this machine, below this process; `ray` itself."""
-    quiet_rays()
+def local_ray(cores: int) -> Iterator[Any]:
+    """The `ray` module, with a Ray started below this process."""
+    configure_ray()
     import ray
 
     with tempfile.TemporaryDirectory(
@@ -154,77 +162,69 @@ def a_ray(cores: int) -> Iterator[Any]:
 
 
 def end_servers(folder: str) -> None:
-    """End what a Ray that did not start has left: servers below this process, of this folder."""
-    for pid in named(folder):
+    """Kill servers below this process of a Ray that did not start in this folder."""
+    for pid in pids_by_command(folder):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:
-    """Processes started by `pid`, whichever thread of it did."""
-    found: list[int] = []
+    """Child processes of all threads of `pid`."""
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+            pids += [int(child) for child in (task / "children").read_text().split()]
+    return pids
 
 
-def descendants(pid: int) -> list[int]:
-    """Processes started by `pid`, and by those, and so on."""
-    found = children(pid)
-    for child in list(found):
-        found += descendants(child)
-    return found
-
-
-def named(word: str) -> list[int]:
+def pids_by_command(word: str) -> list[int]:
     """Processes below this one whose command line has this word."""
-    found = []
-    for each in descendants(os.getpid()):
+    pids = []
+    for pid in descendants(os.getpid()):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if word in Path(f"/proc/{each}/cmdline").read_text():
-                found.append(each)
-    return found
+            if word in Path(f"/proc/{pid}/cmdline").read_text():
+                pids.append(pid)
+    return pids
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL a process and everything below it, as a machine's end would."""
-    for each in [pid, *descendants(pid)]:
+    """SIGKILL a process and everything below it."""
+    for process in [pid, *descendants(pid)]:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
 
 
 def evofeed(*words: str | Path, cwd: Path | None = None, code: int = 0) -> Said:
-    """The command line on a stage, where what it needs is loaded already."""
+    """Run the command line in a fork, where its modules are loaded already."""
 
     def act() -> Said:
         os.environ |= {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
         os.chdir(cwd or os.curdir)
         return conftest.evofeed(*words, code=code)
 
-    said: Said = on_stage(act)
+    said: Said = run_forked(act)
     return said
 
 
 @contextlib.contextmanager
 def small_units(size: int = 2) -> Iterator[None]:
-    """Units of a few chains, so that small inputs make many."""
-    before = units.unit_sizes
+    """Limit units to a few chains, so that small inputs make many units."""
+    original_sizes = units.unit_sizes
     units.unit_sizes = lambda num_chains: (size, size)
     try:
         yield
     finally:
-        units.unit_sizes = before
+        units.unit_sizes = original_sizes
 
 
 def run(raw: Path, dataset: Path, **changes: Any) -> JobReport:
-    """A job in this process, small units, two local workers unless said otherwise."""
+    """Run a job in this process with small units and, by default, two local workers."""
     with small_units():
         return run_job(str(raw), str(dataset), **{"executor": "local", "workers": 2, **changes})
 
 
 def warm_up(raw: Path, dataset: Path) -> None:
-    """Load in this process what every worker needs, so that forks find it there."""
+    """Load the modules of workers in this process, so that its forks have them."""
     sources = tuple(discover(str(raw))[:2])
     task = work.UnitTask(
         unit_id="warm",
@@ -238,7 +238,7 @@ def warm_up(raw: Path, dataset: Path) -> None:
 
 
 def start_driver(raw: Path, dataset: Path, prepare: Callable[[], None], **changes: Any) -> int:
-    """A job in a process of its own; `prepare` is called in it first. Returns its pid."""
+    """Start a job in a fork, which calls `prepare` first; returns its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -256,29 +256,29 @@ def wait_for(pid: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def wait_until(claim: Callable[[], Any], seconds: float = 240.0) -> None:
-    """Look again and again until it is true; the limit is for what hangs, not for what is slow."""
+def wait_until(is_true: Callable[[], Any], seconds: float = 240.0) -> None:
+    """Wait until a condition is true; the limit is for hangs, not for slow machines."""
     end = time.monotonic() + seconds
-    while not claim():
+    while not is_true():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.02)
 
 
-def hold_still(mark: Path, owner: Any, name: str) -> None:
-    """From now on in this process a function does its work only once there is a mark."""
-    honest = getattr(owner, name)
+def block_call(mark: Path, owner: Any, name: str) -> None:
+    """Patch a function in this process: its calls wait until the file `mark` exists."""
+    original = getattr(owner, name)
 
-    def late(*args: Any, **more: Any) -> Any:
+    def blocked(*args: Any, **more: Any) -> Any:
         while not mark.exists():
             time.sleep(0.02)
-        return honest(*args, **more)
+        return original(*args, **more)
 
-    setattr(owner, name, late)
+    setattr(owner, name, blocked)
 
 
-def arm(owner: Any, name: str, when: str, nth: int, mark: Path) -> None:
-    """Have the process that makes the nth call of a function kill itself, once in all."""
-    honest: Callable[..., Any] = getattr(owner, name)
+def kill_at_call(owner: Any, name: str, when: str, nth: int, mark: Path) -> None:
+    """Patch a function: the process that makes the nth call kills itself, unless `mark` exists."""
+    original: Callable[..., Any] = getattr(owner, name)
     calls = 0
 
     def deadly(*args: Any, **kwargs: Any) -> Any:
@@ -288,7 +288,7 @@ def arm(owner: Any, name: str, when: str, nth: int, mark: Path) -> None:
         if due and when == "before":
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        result = honest(*args, **kwargs)
+        result = original(*args, **kwargs)
         if due:
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -304,36 +304,36 @@ def checksums(dataset: Path) -> dict[str, int]:
 
 
 def poison(acts: dict[str, Callable[[], None]]) -> None:
-    """From now on in this process and those it forks, these chains act up."""
-    honest = work.featurize_chain
+    """Patch `featurize_chain` in this process and its forks: it calls an act for these chains."""
+    original = work.featurize_chain
 
     def featurize_chain(source: Any, config: Any) -> Any:
         if source.chain_id in acts:
             acts[source.chain_id]()
-        return honest(source, config)
+        return original(source, config)
 
     work.featurize_chain = featurize_chain  # type: ignore[assignment]
 
 
-def hurry_only(chain_ids: Collection[str]) -> None:
-    """From now on the deadline is for these chains: on a starved machine any may be late."""
-    honest = Worker.enforce_deadline
+def deadline_only_for(chain_ids: Collection[str]) -> None:
+    """Enforce the deadline for these chains only: on a busy machine any may be late."""
+    original = Worker.enforce_deadline
 
     def enforce_deadline(worker: Worker, deadline: float) -> None:
-        honest(worker, deadline if worker.chain_id in chain_ids else 3600.0)
+        original(worker, deadline if worker.chain_id in chain_ids else 3600.0)
 
     Worker.enforce_deadline = enforce_deadline  # type: ignore[method-assign]
 
 
-class Fateful(Inside):
-    """Runs units here, some in flight, unless fate has something else for them."""
+class InjectedExecutor(Inside):
+    """Runs units in this process, unless `inject` returns another outcome for them."""
 
-    def __init__(self, fate: Callable[[Any], Any], room: int = 2) -> None:
+    def __init__(self, inject: Callable[[Any], Any], room: int = 2) -> None:
         super().__init__(room)
-        self.fate = fate
+        self.inject = inject
 
     def outcome(self, task: Any) -> Any:
-        return self.fate(task) or super().outcome(task)
+        return self.inject(task) or super().outcome(task)
 
 
 def break_chains(raw: Path, count: int) -> dict[str, str]:

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from tests.bucket import local_bucket
 from tests.featurize.job.stage import (
-    arm,
+    Digests,
     children,
-    descendants,
+    kill_at_call,
     kill_tree,
-    on_stage,
     poison,
+    reap_orphans,
     run,
+    run_forked,
     start_driver,
     wait_for,
-    wait_for_silence,
     wait_until,
 )
 
@@ -33,17 +33,18 @@ from evofeed.base.errors import DatasetMissing
 from evofeed.featurize import discover
 from evofeed.featurize import job_commands as commands
 from evofeed.featurize.job import ledger, work
+from evofeed.featurize.search.programs import descendants
 from evofeed.store import Dataset, gc, writer
 from evofeed.store.opening import open_storage
 from evofeed.store.storage import LocalStorage
 
 RANDOM_KILLS = 12
-"""Besides those in the store's own tests, and those at named points here and there."""
+"""In addition to those of the store's tests, and those at named fault points."""
 KILLS_PER_JOB = 6
 
 
 def reader_sees_all_or_nothing(dataset: Path, digest: str) -> bool:
-    """A reader finds no dataset yet, or the whole of it; never a part."""
+    """True if a reader finds the full dataset, False if none; fails for a part."""
     try:
         found = Dataset.open(str(dataset))
     except DatasetMissing:
@@ -53,38 +54,38 @@ def reader_sees_all_or_nothing(dataset: Path, digest: str) -> bool:
     return True
 
 
-def kill_something(pid: int, dice: random.Random) -> str:
+def kill_something(pid: int, rng: random.Random) -> str:
     """SIGKILL the driver, one worker, or the whole tree."""
-    target = dice.choice(["driver", "worker", "tree"])
+    target = rng.choice(["driver", "worker", "tree"])
     workers = children(pid)
     if target == "tree":
         kill_tree(pid)
     elif target == "worker" and workers:
         with contextlib.suppress(ProcessLookupError):  # its driver has just ended it
-            os.kill(dice.choice(workers), signal.SIGKILL)
+            os.kill(rng.choice(workers), signal.SIGKILL)
     else:
         os.kill(pid, signal.SIGKILL)
     return target
 
 
-def survive(raw: Path, dataset: Path, digest: str, dice: random.Random, span: float) -> int:
+def survive(raw: Path, dataset: Path, digest: str, rng: random.Random, span: float) -> int:
     """Start drivers and kill each within `span` seconds until one gets through; counts kills."""
     kills = 0
     while True:
         pid = start_driver(raw, dataset, lambda: None)
-        time.sleep(dice.uniform(0.0, span))
+        time.sleep(rng.uniform(0.0, span))
         if kills < KILLS_PER_JOB and os.waitpid(pid, os.WNOHANG) == (0, 0):
-            kill_something(pid, dice)
+            kill_something(pid, rng)
             kills += 1
             code = wait_for(pid)
         elif kills < KILLS_PER_JOB:
             return kills  # it was faster than the dice
         else:
             code = wait_for(pid)
-        wait_for_silence()
-        whole = reader_sees_all_or_nothing(dataset, digest)
+        reap_orphans()
+        is_published = reader_sees_all_or_nothing(dataset, digest)
         if code == 0:
-            assert whole
+            assert is_published
             return kills
 
 
@@ -92,21 +93,21 @@ def _kill_at_random(raw: Path, fast_path: Path, digest: str, times: int) -> None
     began = time.monotonic()
     run(raw, fast_path / "timed")
     span = time.monotonic() - began  # so that kills fall on every phase of a job
-    dice, kills, rounds = random.Random(7), 0, 0
+    rng, kills, rounds = random.Random(7), 0, 0
     while kills < times:
         dataset = fast_path / f"data{rounds}"
-        more = survive(raw, dataset, digest, dice, span)
-        if more < KILLS_PER_JOB:  # it was faster than when it was timed
+        killed = survive(raw, dataset, digest, rng, span)
+        if killed < KILLS_PER_JOB:  # it was faster than when it was timed
             span *= 0.8
         shutil.rmtree(dataset)
-        kills, rounds = kills + more, rounds + 1
+        kills, rounds = kills + killed, rounds + 1
         assert rounds < 4 * times, "jobs end before they can be killed"
 
 
 def test_killed_at_random_moments_the_digest_is_the_same(
-    raw: Path, fast_path: Path, honest: tuple[str, Any]
+    raw: Path, fast_path: Path, undisturbed: Digests
 ) -> None:
-    on_stage(lambda: _kill_at_random(raw, fast_path, honest[0], RANDOM_KILLS))
+    run_forked(lambda: _kill_at_random(raw, fast_path, undisturbed.snapshot, RANDOM_KILLS))
 
 
 FAULT_POINTS: list[tuple[str, Any, str, str, int]] = [
@@ -128,12 +129,12 @@ def _die_once_then_resume(
     raw: Path, fast_path: Path, digest: str, owner: Any, name: str, when: str, nth: int
 ) -> None:
     mark, dataset = fast_path / "mark", fast_path / "data"
-    pid = start_driver(raw, dataset, lambda: arm(owner, name, when, nth, mark))
+    pid = start_driver(raw, dataset, lambda: kill_at_call(owner, name, when, nth, mark))
     code = wait_for(pid)
     assert mark.exists(), "the fault point was never reached"
-    wait_for_silence()
-    whole = reader_sees_all_or_nothing(dataset, digest)
-    assert whole or code != 0
+    reap_orphans()
+    is_published = reader_sees_all_or_nothing(dataset, digest)
+    assert is_published or code != 0
     report = run(raw, dataset)
     assert report.snapshot == digest
     assert not list(dataset.rglob(".tmp-*")) or code != 0
@@ -141,13 +142,13 @@ def _die_once_then_resume(
 
 @pytest.mark.parametrize("point", FAULT_POINTS, ids=lambda point: point[0])
 def test_dying_at_a_fault_point_changes_nothing(
-    raw: Path, fast_path: Path, honest: tuple[str, Any], point: tuple[Any, ...]
+    raw: Path, fast_path: Path, undisturbed: Digests, point: tuple[Any, ...]
 ) -> None:
-    on_stage(lambda: _die_once_then_resume(raw, fast_path, honest[0], *point[1:]))
+    run_forked(lambda: _die_once_then_resume(raw, fast_path, undisturbed.snapshot, *point[1:]))
 
 
 def test_interrupting_a_job_stops_its_workers_and_keeps_what_is_done(
-    raw: Path, fast_path: Path, honest: tuple[str, Any]
+    raw: Path, fast_path: Path, undisturbed: Digests
 ) -> None:
     def act() -> None:
         pid = start_driver(raw, fast_path, lambda: signal.signal(signal.SIGINT, _interrupt))
@@ -156,8 +157,8 @@ def test_interrupting_a_job_stops_its_workers_and_keeps_what_is_done(
         wait_for(pid)
         assert not descendants(pid)
 
-    on_stage(act)
-    assert on_stage(lambda: run(raw, fast_path)).snapshot == honest[0]
+    run_forked(act)
+    assert run_forked(lambda: run(raw, fast_path)).snapshot == undisturbed.snapshot
 
 
 def _interrupt(signum: int, frame: Any) -> None:
@@ -171,22 +172,22 @@ def test_a_running_job_is_told_from_one_whose_driver_was_killed(raw: Path, fast_
         begun.touch()
         signal.pause()
 
-    def stands() -> str:
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+    def status_text() -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             commands.status(str(fast_path))
-        return said.getvalue()
+        return output.getvalue()
 
     def act() -> tuple[str, str]:
         names = [source.chain_id for source in discover(str(raw))]
         acts: dict[str, Callable[[], None]] = dict.fromkeys(names, wait_for_the_end)
         pid = start_driver(raw, fast_path, lambda: poison(acts))
         wait_until(begun.exists)
-        alive = stands()
+        alive = status_text()
         kill_tree(pid)
         wait_for(pid)
-        return alive, stands()
+        return alive, status_text()
 
-    alive, dead = on_stage(act)
+    alive, dead = run_forked(act)
     assert "running" in alive
     assert "stopped" in dead and "`evofeed jobs run` continues it" in dead
 
@@ -195,10 +196,10 @@ ROOT = Path(__file__).parents[3]
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.featurize.job.stage import hold_still, run
+from tests.featurize.job.stage import block_call, run
 from evofeed.store import DatasetWriter
 if sys.argv[3:]:
-    hold_still(Path(sys.argv[3]), DatasetWriter, "commit")
+    block_call(Path(sys.argv[3]), DatasetWriter, "commit")
 report = run(Path(sys.argv[1]), sys.argv[2], workers=1)
 print(report.state, report.snapshot, report.resumed, report.num_shards)
 """
@@ -206,17 +207,17 @@ print(report.state, report.snapshot, report.resumed, report.num_shards)
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty bucket in an S3 server of our own, and a ledger of our own for it."""
+    """An empty bucket of a local S3 server, with a local ledger for it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with local_bucket() as made:
-        yield made.uri
+    with local_bucket() as server:
+        yield server.uri
 
 
 def start(raw: Path, uri: str, *mark: Path) -> subprocess.Popen[str]:
-    """A driver in an interpreter of its own: the S3 client does not survive a fork.
+    """Start a driver in a new interpreter, since the S3 client does not survive a fork.
 
-    With a mark it publishes only once that is there.
+    With a mark, it publishes only once that file exists.
     """
     command = [sys.executable, "-c", DRIVER, str(raw), uri, *map(str, mark)]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
@@ -224,14 +225,14 @@ def start(raw: Path, uri: str, *mark: Path) -> subprocess.Popen[str]:
 
 
 def finish(driver: subprocess.Popen[str]) -> list[str]:
-    said, _ = driver.communicate(timeout=300)
+    output, _ = driver.communicate(timeout=300)
     assert driver.returncode == 0
-    return said.split()
+    return output.split()
 
 
 @pytest.mark.slow
 def test_a_job_on_s3_killed_and_run_again_publishes_the_same_snapshot(
-    raw: Path, bucket: str, honest: tuple[str, Any], tmp_path: Path
+    raw: Path, bucket: str, undisturbed: Digests, tmp_path: Path
 ) -> None:
     uri = f"{bucket}/data"
     storage = open_storage(uri)
@@ -242,19 +243,19 @@ def test_a_job_on_s3_killed_and_run_again_publishes_the_same_snapshot(
     kill_tree(driver.pid)
     assert driver.wait() == -signal.SIGKILL
     driver.communicate()
-    left = list(storage.files("shards/"))
-    assert left and not list(storage.files("refs/")), "killed before it was done"
+    shards_left = list(storage.files("shards/"))
+    assert shards_left and not list(storage.files("refs/")), "killed before it was done"
     assert gc(uri, dry_run=False, grace=-1.0).held, "its lease outlives it for a while"
 
     state, snapshot, resumed, shards = finish(start(raw, uri))
-    assert (state, snapshot, shards) == ("published", honest[0], "6")
-    assert int(resumed) >= len(left) - 1
+    assert (state, snapshot, shards) == ("published", undisturbed.snapshot, "6")
+    assert int(resumed) >= len(shards_left) - 1
     dataset = Dataset.open(uri)
-    assert dataset.digest == honest[0]
+    assert dataset.digest == undisturbed.snapshot
     assert dataset.verify(deep=True) == []
     checksums = dict(zip(dataset, dataset.index["checksum"].to_pylist(), strict=True))
-    assert checksums == honest[1]
+    assert checksums == undisturbed.checksums
     gc(uri, dry_run=False, grace=-1.0)
-    kept = {item.key.split("/")[0] for item in storage.files("")}
-    assert kept == {"shards", "parts", "snapshots", "refs"}
+    folders = {item.key.split("/")[0] for item in storage.files("")}
+    assert folders == {"shards", "parts", "snapshots", "refs"}
     assert len(list(storage.files("shards/"))) == 6

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from tests.conftest import evofeed
-from tests.featurize.job.stage import arm, on_stage, run, start_driver, wait_for, wait_until
+from tests.featurize.job.stage import (
+    Digests,
+    kill_at_call,
+    run,
+    run_forked,
+    start_driver,
+    wait_for,
+    wait_until,
+)
 from tests.service.conftest import postgres_server
 
 from evofeed.base.errors import JobError
@@ -24,7 +32,7 @@ from evofeed.featurize.job.work import UnitResult
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """A PostgreSQL of this session's own, on a Unix socket."""
+    """A PostgreSQL for this session, on a Unix socket."""
     with postgres_server() as server:
         yield server.url("postgres")
 
@@ -45,27 +53,27 @@ def test_a_ledger_that_cannot_be_opened_is_one_line_without_the_password() -> No
 
 
 def test_a_job_is_driven_by_one_process_at_a_time(url: str, tmp_path: Path) -> None:
-    job_id, held = os.urandom(8).hex(), tmp_path / "held"
+    job_id, locked = os.urandom(8).hex(), tmp_path / "held"
     pid = os.fork()
     if not pid:
         code = 1
         try:
             ledger = Ledger(url)
-            with lock.driving(ledger, job_id):
-                held.touch()
+            with lock.driver_lock(ledger, job_id):
+                locked.touch()
                 signal.pause()
         finally:
             os._exit(code)
-    wait_until(held.exists)
+    wait_until(locked.exists)
     ledger = Ledger(url)
     with (
         pytest.raises(JobError, match="another process"),
-        lock.driving(ledger, job_id, lambda s: s < 0.2),
+        lock.driver_lock(ledger, job_id, lambda s: s < 0.2),
     ):
         pass
     os.kill(pid, signal.SIGKILL)
     assert wait_for(pid) == -signal.SIGKILL
-    with lock.driving(ledger, job_id, lambda s: s < 240):  # the death of the holder opens it
+    with lock.driver_lock(ledger, job_id, lambda s: s < 240):  # the death of the holder opens it
         pass
     ledger.close()
 
@@ -79,8 +87,8 @@ def test_a_retry_takes_dead_chains_and_suspects_back_at_once(url: str) -> None:
     good = {"shard": {}, "num_chains": 1, "failures": (), "notes": {}}
     ledger.finish(job_id, UnitResult(unit_id=units[2].unit_id, **good))
     for unit, limit in zip(units[:2], (1, 2), strict=True):
-        why = {"chain_id": unit.chain_ids[0], "type": "WorkerKilled", "message": "", "path": None}
-        ledger.strike(job_id, unit.unit_id, {**why, "line": None}, limit)
+        failure = {"chain_id": unit.chain_ids[0], "type": "WorkerKilled", "message": ""}
+        ledger.strike(job_id, unit.unit_id, {**failure, "path": None, "line": None}, limit)
     writes = []
     sa.event.listen(ledger.engine, "commit", writes.append)
     ledger.retry(job_id)
@@ -98,28 +106,28 @@ def test_status_says_how_often_and_since_when_a_unit_is_in_work(tmp_path: Path) 
     ledger.lease("job", "u")
     ledger.requeue("job", "u")
     ledger.lease("job", "u")
-    said = evofeed("jobs", "status", ledger.location, "--job", "job").out
-    assert re.search(r"in work 1abc_A, first of 2: attempt 2, begun \d+ s ago\n", said), said
+    output = evofeed("jobs", "status", ledger.location, "--job", "job").out
+    assert re.search(r"in work 1abc_A, first of 2: attempt 2, begun \d+ s ago\n", output), output
     ledger.close()
 
 
 def test_a_job_with_its_ledger_in_postgresql_survives_its_driver(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any], postgres_url: str
+    raw: Path, tmp_path: Path, undisturbed: Digests, postgres_url: str
 ) -> None:
     def act() -> Any:
         mark = tmp_path / "mark"
         pid = start_driver(
             raw,
             tmp_path / "data",
-            lambda: arm(Ledger, "finish", "after", 3, mark),
+            lambda: kill_at_call(Ledger, "finish", "after", 3, mark),
             ledger=postgres_url,
         )
         assert wait_for(pid) == -signal.SIGKILL
         # until PostgreSQL has seen that its client is gone
-        patient = JobHost(waits=lambda seconds: seconds < 240)
-        return run(raw, tmp_path / "data", ledger=postgres_url, host=patient)
+        host = JobHost(waits=lambda seconds: seconds < 240)
+        return run(raw, tmp_path / "data", ledger=postgres_url, host=host)
 
-    report = on_stage(act)
-    assert report.snapshot == honest[0]
+    report = run_forked(act)
+    assert report.snapshot == undisturbed.snapshot
     assert report.resumed == 3
     assert not (tmp_path / "data" / "jobs" / "ledger.sqlite").exists()

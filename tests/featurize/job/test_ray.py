@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.job.stage import a_ray, named, on_stage, quiet_rays, run, wait_until
-from tests.featurize.search.test_search import chains, fake, hh_file
+from tests.featurize.job.stage import (
+    Digests,
+    configure_ray,
+    local_ray,
+    pids_by_command,
+    run,
+    run_forked,
+    wait_until,
+)
+from tests.featurize.search.test_search import chains, fake_hh_database, fake_hhblits
 from tests.inside import units_inside
 from tests.synthetic_entries import prepare_again
 
@@ -40,8 +48,8 @@ class Act:
     expected_memory: int = 0
     dataset_uri: str = ""
 
-    def work(self, in_hand):
-        in_hand(f"chain of {self.unit_id}")
+    def work(self, set_current):
+        set_current(f"chain of {self.unit_id}")
         if self.act == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         if self.act == "kill its watcher":
@@ -54,10 +62,10 @@ class Act:
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.featurize.job.stage import hold_still, run
+from tests.featurize.job.stage import block_call, run
 from evofeed.featurize.job import Ledger
 
-hold_still(Path("never"), Ledger, "finish")
+block_call(Path("never"), Ledger, "finish")
 run(Path(sys.argv[1]), Path(sys.argv[2]), executor="ray", ray_address=sys.argv[3])
 """
 """A driver in an interpreter of its own, held still once a unit is done."""
@@ -70,10 +78,10 @@ def acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def act(unit_id: str, what: object = "", **needs: Any) -> Any:
+def act(unit_id: str, action: object = "", **needs: Any) -> Any:
     from evofeed_test_acts import Act  # type: ignore[import-not-found]
 
-    return Act(unit_id, str(what), **needs)
+    return Act(unit_id, str(action), **needs)
 
 
 def outcome_of(executor: Executor, *tasks: Any) -> Any:
@@ -87,14 +95,14 @@ def outcome_of(executor: Executor, *tasks: Any) -> Any:
 
 
 def test_a_job_that_starts_a_ray_loses_workers_then_its_raylet_and_is_taken_up_without_ray(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+    raw: Path, tmp_path: Path, undisturbed: Digests
 ) -> None:
     """Workers are killed as soon as there are some: Ray's first, and one of ours."""
     printed = tmp_path / "printed"
     killed: list[str] = []
 
     def kill(word: str) -> None:
-        for pid in named(word)[:1]:
+        for pid in pids_by_command(word)[:1]:
             with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
                 os.kill(pid, signal.SIGKILL)
                 killed.append(word)
@@ -104,11 +112,11 @@ def test_a_job_that_starts_a_ray_loses_workers_then_its_raylet_and_is_taken_up_w
             kill("default_worker.py\0")
         if "worker.main" not in killed:
             kill("worker.main")
-        elif "raylet/raylet" not in killed and (alive := named("worker.main")):
+        elif "raylet/raylet" not in killed and (alive := pids_by_command("worker.main")):
             os.kill(alive[0], signal.SIGSTOP)  # its unit does not end: Ray is to be missed
             kill("raylet/raylet")
-            wait_until(lambda: not named("raylet/raylet"))
-            for pid in (*named("ray::"), *alive):  # nobody can start them again
+            wait_until(lambda: not pids_by_command("raylet/raylet"))
+            for pid in (*pids_by_command("ray::"), *alive):  # nobody can start them again
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -124,71 +132,74 @@ def test_a_job_that_starts_a_ray_loses_workers_then_its_raylet_and_is_taken_up_w
         with printed.open("wb") as file:  # whatever Ray writes, past `sys.stdout` too
             os.dup2(file.fileno(), 1)
         sys.stdout = os.fdopen(1, "w", buffering=1)
-        quiet_rays()
+        configure_ray()
         failed = on_a_ray(3)
         assert {"worker.main", "raylet/raylet"} <= set(killed)
-        wait_until(lambda: not named("gcs/gcs_server"))
+        wait_until(lambda: not pids_by_command("gcs/gcs_server"))
         return failed, run(raw, tmp_path / "data")
 
-    failed, report = on_stage(reports)
+    failed, report = run_forked(reports)
     assert "is gone: its raylet d" in failed.message
     assert failed.message.endswith("finished work is kept: run it again once Ray is back")
     assert (failed.exit_code, failed.broken) == (1, ()) and failed.lost_workers
-    assert report.snapshot == honest[0]
+    assert report.snapshot == undisturbed.snapshot
     assert printed.read_bytes() == b"", "standard output is for the report"
 
 
 def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any], acts: None, monkeypatch: pytest.MonkeyPatch
+    raw: Path, tmp_path: Path, undisturbed: Digests, acts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, data = tmp_path / "seen", tmp_path / "data"
     write_entries(tmp_path / "raw", 1, residues=8)
-    fake(tmp_path / "bin", 'cp "$in" "$out"')
+    fake_hhblits(tmp_path / "bin", 'cp "$in" "$out"')
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
-    def entries_and_search(out: str, **where: Any) -> list[str | None]:
-        made = prepare_again(tmp_path / "raw", tmp_path / out, where, projects=("boltz",))
-        options, places = SearchOptions(**where), (str(tmp_path / out), [hh_file(tmp_path / "db")])
-        return [made.snapshot, run_search(chains("ACDEF"), *places, options=options).digest]
+    def entries_and_search(out: str, **options: Any) -> list[str | None]:
+        made = prepare_again(tmp_path / "raw", tmp_path / out, options, projects=("boltz",))
+        database = fake_hh_database(tmp_path / "db")
+        report = run_search(
+            chains("ACDEF"), str(tmp_path / out), [database], options=SearchOptions(**options)
+        )
+        return [made.snapshot, report.digest]
 
     def outcomes() -> tuple[list[Any], JobReport, list[str | None]]:
-        with a_ray(1) as ray:
+        with local_ray(1) as ray:
             address = ray.get_runtime_context().gcs_address
             joined = subprocess.Popen([sys.executable, "-c", DRIVER, raw, data, address])
             wait_until(lambda: joined.poll() or list(data.glob("shards/*.arrow")))
             joined.kill()
             assert joined.wait() == -signal.SIGKILL
-            wait_until(lambda: not named("worker.main"))
+            wait_until(lambda: not pids_by_command("worker.main"))
             report = run(raw, data, executor="ray", ray_address=address, workers=1)
             others = entries_and_search("ray", executor="ray", ray_address=address)
 
             with contextlib.closing(RayExecutor(0, 2.0, address)) as executor:
-                what = ["", "crash", tmp_path / "never", "kill its watcher"]
-                each = [outcome_of(executor, act(str(n), how)) for n, how in enumerate(what)]
-            whole = ray.cluster_resources()["memory"]
+                actions = ["", "crash", tmp_path / "never", "kill its watcher"]
+                results = [outcome_of(executor, act(str(n), a)) for n, a in enumerate(actions)]
+            total = ray.cluster_resources()["memory"]
             with contextlib.closing(open_executor(JobOptions())) as here:
                 here.submit(act("held", seen, expected_memory=256 << 20), resource="db:here")
-                wait_until(lambda: ray.available_resources()["memory"] <= whole - (256 << 20))
+                wait_until(lambda: ray.available_resources()["memory"] <= total - (256 << 20))
                 assert ray.available_resources()["db:here"] < 1, "it went to a node that has it"
                 assert here.room("db:here") == 1
                 seen.touch()
-                each.append(outcome_of(here).unit_id)
+                results.append(outcome_of(here).unit_id)
                 here.submit(act("anywhere"), resource="db:none")
-                each.append(outcome_of(here).unit_id)
+                results.append(outcome_of(here).unit_id)
             assert ray.cluster_resources()["CPU"] == 1, "it is left running"
             executor = RayExecutor(0, 3600.0, address, gcs_away=1.0)
             executor.submit(act("lost", tmp_path / "never"))
-            os.kill(named("gcs/gcs_server")[0], signal.SIGKILL)
+            os.kill(pids_by_command("gcs/gcs_server")[0], signal.SIGKILL)
             with pytest.raises(ExecutorGone, match=r"its GCS does not .* once Ray is back$"):
                 while True:
                     executor.wait(1.0)
             executor.close()
-        return each, report, others
+        return results, report, others
 
-    each, report, others = on_stage(outcomes)
+    results, report, others = run_forked(outcomes)
     with units_inside():
         assert others == entries_and_search("here", executor="local")
-    assert each == [
+    assert results == [
         act("0"),
         UnitLost("1", "chain of 1", "signal SIGSEGV"),
         UnitLost("2", "chain of 2", "deadline"),
@@ -196,7 +207,7 @@ def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do
         "held",
         "anywhere",
     ]
-    assert report.snapshot == honest[0]
+    assert report.snapshot == undisturbed.snapshot
 
 
 def test_a_ray_that_cannot_be_joined_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.job.stage import break_chains, checksums, on_stage, run, small_units
+from tests.featurize.job.stage import Digests, break_chains, checksums, run, run_forked, small_units
 
 from evofeed.base.errors import InputError, JobError, RefConflict, StoreError
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
@@ -29,7 +29,7 @@ def test_every_chain_is_in_the_snapshot_as_featurize_chain_makes_it_with_its_clu
         clusters = str(raw / "clusters.txt")
         return run(raw, tmp_path, clusters=clusters, progress=seen.append), seen
 
-    report, seen = on_stage(act)
+    report, seen = run_forked(act)
     dataset, sources = Dataset.open(str(tmp_path)), discover(str(raw))
     assert (report.exit_code, report.snapshot) == (0, dataset.digest)
     assert sorted(checksums(tmp_path)) == [source.chain_id for source in sources]
@@ -63,17 +63,17 @@ def test_a_plan_depends_on_the_chains_and_not_on_their_order(raw: Path) -> None:
 def test_a_chain_more_costs_a_unit_or_two(tmp_path: Path) -> None:
     raw, aside = tmp_path / "raw", tmp_path / "aside"
     write_synthetic(raw, 36, seed=5, mean_length=40, mean_depth=16, mean_members=4)
-    there = sorted(raw.glob("alignments/*"))[3]
-    there.rename(aside)
+    moved_out = sorted(raw.glob("alignments/*"))[3]
+    moved_out.rename(aside)
 
     def act() -> tuple[Any, set[str]]:
-        where = (str(raw), str(tmp_path / "data"))
-        report = run_job(*where, executor="local", workers=2)
-        return report, {shard.name for shard in Dataset.open(where[1]).manifest.shards}
+        uris = (str(raw), str(tmp_path / "data"))
+        report = run_job(*uris, executor="local", workers=2)
+        return report, {shard.name for shard in Dataset.open(uris[1]).manifest.shards}
 
-    first, shards = on_stage(act)
-    aside.rename(there)
-    again, shards_again = on_stage(act)
+    first, shards = run_forked(act)
+    aside.rename(moved_out)
+    again, shards_again = run_forked(act)
     assert (first.num_good, again.num_good) == (35, 36)
     assert max(3, again.units - 2) <= again.resumed < again.units
     assert len(shards) >= 4
@@ -98,24 +98,24 @@ def test_memory_is_asked_for_by_the_largest_chain_unpacked(tmp_path: Path) -> No
 
 
 def test_a_job_waits_for_garbage_collection_which_takes_nothing_from_a_running_one(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+    raw: Path, tmp_path: Path, undisturbed: Digests
 ) -> None:
     def act() -> tuple[Any, list[int]]:
-        driver._PATIENCE, held = 0.3, list[int]()
+        driver._PATIENCE, num_held = 0.3, list[int]()
         collecting = leases.hold(open_storage(str(tmp_path)), "gc", "one")
         with collecting, pytest.raises(JobError, match="garbage is being collected"):
             run(raw, tmp_path)
         assert not list(tmp_path.glob("shards/*"))
 
         def collect(progress: JobProgress) -> None:
-            held.append(len(gc(str(tmp_path), dry_run=False, grace=-1.0).held))
+            num_held.append(len(gc(str(tmp_path), dry_run=False, grace=-1.0).held))
 
-        return run(raw, tmp_path, progress=collect), held
+        return run(raw, tmp_path, progress=collect), num_held
 
     (tmp_path / "shards").mkdir()
-    report, held = on_stage(act)
-    assert report.snapshot == honest[0]
-    assert max(held) >= 10  # shard and part of each unit that was done by then
+    report, num_held = run_forked(act)
+    assert report.snapshot == undisturbed.snapshot
+    assert max(num_held) >= 10  # shard and part of each unit that was done by then
     assert not list(tmp_path.glob("leases/*"))
 
 
@@ -124,23 +124,23 @@ def test_broken_chains_are_listed_with_file_line_and_reason_and_too_many_publish
 ) -> None:
     raw, data = tmp_path / "raw", tmp_path / "data"
     write_synthetic(raw, 14, seed=2, mean_length=40, mean_depth=16)
-    sound = {path: path.read_bytes() for path in raw.rglob("*.*")}
-    spoilt = break_chains(raw, 5)
-    refused = on_stage(lambda: run(raw, data, max_broken=0.05))
+    originals = {path: path.read_bytes() for path in raw.rglob("*.*")}
+    damaged = break_chains(raw, 5)
+    refused = run_forked(lambda: run(raw, data, max_broken=0.05))
     assert refused.exit_code == 1 and "max_broken" in refused.message
     assert not (data / "refs").exists()
-    report = on_stage(lambda: run(raw, data, max_broken=0.5))
+    report = run_forked(lambda: run(raw, data, max_broken=0.5))
     assert report.exit_code == 0 and report.resumed == report.units
-    assert {item["chain_id"]: item["path"] for item in report.broken} == spoilt
+    assert {item["chain_id"]: item["path"] for item in report.broken} == damaged
     assert all(item["message"] and item["line"] for item in report.broken)
     assert report.num_good == 14 - 5 == len(Dataset.open(str(data)))
     written = json.loads(Path(report.path).read_text())
     assert written["broken"] == list(report.broken)
     dropped = Dataset.open(str(data)).manifest.dropped
-    assert {item["chain_id"] for item in dropped} == set(spoilt)
-    for file in spoilt.values():
-        (raw / file).write_bytes(sound[raw / file])
-    repaired = on_stage(lambda: run(raw, data))
+    assert {item["chain_id"] for item in dropped} == set(damaged)
+    for file in damaged.values():
+        (raw / file).write_bytes(originals[raw / file])
+    repaired = run_forked(lambda: run(raw, data))
     assert (repaired.num_broken, repaired.num_good) == (0, 14)
 
 
@@ -148,25 +148,25 @@ def test_a_ref_somebody_moved_is_not_overwritten_until_asked_again(
     raw: Path, tmp_path: Path
 ) -> None:
     def act() -> str:
-        def late(progress: JobProgress) -> None:  # somebody publishes just before us
+        def publish_first(progress: JobProgress) -> None:  # somebody publishes just before us
             if progress.share == 1.0 and not list(tmp_path.glob("refs/*")):
                 writer = DatasetWriter(str(tmp_path))
                 writer.add(featurize_chain(discover(str(raw))[0]))
                 writer.commit(config={"by": "somebody else"})
 
         with pytest.raises(RefConflict, match="run it again to publish"):
-            run(raw, tmp_path, progress=late)
+            run(raw, tmp_path, progress=publish_first)
         return Dataset.open(str(tmp_path)).digest
 
-    theirs = on_stage(act)
-    report = on_stage(lambda: run(raw, tmp_path))
+    theirs = run_forked(act)
+    report = run_forked(lambda: run(raw, tmp_path))
     assert report.state == "published"
     assert report.resumed == report.units
     assert Dataset.open(str(tmp_path)).manifest.parent == theirs
 
 
 def test_a_cancelled_job_stops_and_continues_later(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+    raw: Path, tmp_path: Path, undisturbed: Digests
 ) -> None:
     def act() -> Any:
         def once(progress: JobProgress) -> None:
@@ -177,16 +177,16 @@ def test_a_cancelled_job_stops_and_continues_later(
 
         return run(raw, tmp_path, workers=1, progress=once)
 
-    stopped = on_stage(act)
+    stopped = run_forked(act)
     assert (stopped.state, stopped.exit_code, stopped.snapshot) == ("cancelled", 1, None)
     assert 0 < stopped.num_good < 12
-    finished = on_stage(lambda: run(raw, tmp_path))
-    assert finished.snapshot == honest[0]
+    finished = run_forked(lambda: run(raw, tmp_path))
+    assert finished.snapshot == undisturbed.snapshot
     assert finished.resumed > 0
 
 
 def test_a_full_disk_or_a_ledger_without_room_is_one_clear_error_and_nothing_is_lost(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+    raw: Path, tmp_path: Path, undisturbed: Digests
 ) -> None:
     def no_shard() -> str:
         plain = work.write_shard
@@ -209,14 +209,14 @@ def test_a_full_disk_or_a_ledger_without_room_is_one_clear_error_and_nothing_is_
             run(raw, tmp_path, workers=1, progress=fill)
         return str(caught.value)
 
-    assert "no room" in on_stage(no_shard)
+    assert "no room" in run_forked(no_shard)
     assert not (tmp_path / "refs").exists()
     assert not list(tmp_path.glob("shards/*.arrow"))
-    said = on_stage(no_ledger)
-    assert said.startswith(f"{tmp_path}/jobs/ledger.sqlite: ledger: d")
-    assert "files may have 1 bytes here: raise the limit (`ulimit -f`)" in said
-    assert "\n" not in said
-    assert on_stage(lambda: run(raw, tmp_path)).snapshot == honest[0]
+    message = run_forked(no_ledger)
+    assert message.startswith(f"{tmp_path}/jobs/ledger.sqlite: ledger: d")
+    assert "files may have 1 bytes here: raise the limit (`ulimit -f`)" in message
+    assert "\n" not in message
+    assert run_forked(lambda: run(raw, tmp_path)).snapshot == undisturbed.snapshot
 
 
 CAFE = os.fsdecode(b"caf\xe9")
@@ -238,6 +238,6 @@ def test_what_cannot_be_is_refused_before_anything_happens(
 ) -> None:
     wrong = ValueError if "executor" in options else InputError
     with pytest.raises(wrong, match=says):
-        where = str(raw.parent / raw.name) if source == "raw" else str(tmp_path / source)
-        run_job(where, str(tmp_path / data), **{"executor": "local", **options})
+        input_uri = str(raw.parent / raw.name) if source == "raw" else str(tmp_path / source)
+        run_job(input_uri, str(tmp_path / data), **{"executor": "local", **options})
     assert not list(tmp_path.iterdir())

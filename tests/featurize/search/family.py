@@ -1,4 +1,4 @@
-"""A made-up protein family, and databases of it as jackhmmer, hhblits and mmseqs want them."""
+"""A random protein family, and databases of it for jackhmmer, hhblits and mmseqs."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def require_programs() -> None:
 
 @functools.cache
 def _search_by_short_words() -> None:
-    """mmseqs looks for words of five letters from now on: a table of six takes most of the time."""
+    """Make mmseqs search with k-mers of five letters: a table of six takes most of the time."""
 
-    def made(folder: Path) -> None:
+    def write_wrapper(folder: Path) -> None:
         short = 'case "$1" in search|easy-search) set -- "$@" -k 5;; esac'
-        (folder / "mmseqs").write_text(f'#!/bin/sh\n{short}\nexec {own} "$@"\n')
+        (folder / "mmseqs").write_text(f'#!/bin/sh\n{short}\nexec {mmseqs} "$@"\n')
         (folder / "mmseqs").chmod(0o755)
 
-    own = shutil.which("mmseqs")
-    os.environ["PATH"] = f"{once_a_run('programs', made)}{os.pathsep}{os.environ['PATH']}"
+    mmseqs = shutil.which("mmseqs")
+    os.environ["PATH"] = f"{once_a_run('programs', write_wrapper)}{os.pathsep}{os.environ['PATH']}"
 
 
 def search_fasta(
@@ -52,8 +52,8 @@ def search_fasta(
     template_mmcif_dir: str | None = None,
     **settings: Any,
 ) -> list[ChainSource]:
-    """The chains of a FASTA file with what was found; nothing may be broken."""
-    parsed = [Database.parse(one) for one in databases]
+    """The chains of a FASTA file with their search results, all of which must be there."""
+    parsed = [Database.parse(text) for text in databases]
     parsed += [Database.parse(template_db, is_template=True)] if template_db else []
     report = run_search(read_sequences(query), out, parsed, **settings)
     assert not report.broken, report.broken
@@ -61,42 +61,42 @@ def search_fasta(
 
 
 def family(seed: int, size: int = 20, length: int = 120) -> list[str]:
-    """An ancestor and descendants of it, ever further away."""
-    draw = random.Random(seed)
-    first = "".join(draw.choices(_LETTERS, k=length))
-    return [first, *(changed(first, 0.05 + 0.02 * n, draw) for n in range(1, size))]
+    """A random sequence and descendants of it, at increasing distances."""
+    rng = random.Random(seed)
+    ancestor = "".join(rng.choices(_LETTERS, k=length))
+    return [ancestor, *(mutated(ancestor, 0.05 + 0.02 * n, rng) for n in range(1, size))]
 
 
-def changed(sequence: str, share: float, draw: random.Random, alphabet: str = _LETTERS) -> str:
+def mutated(sequence: str, share: float, rng: random.Random, alphabet: str = _LETTERS) -> str:
     """A sequence with a share of its residues changed, one deletion and one insertion."""
-    letters = [draw.choice(alphabet) if draw.random() < share else c for c in sequence]
+    letters = [rng.choice(alphabet) if rng.random() < share else c for c in sequence]
     del letters[len(letters) // 3]
-    letters.insert(2 * len(letters) // 3, draw.choice(alphabet))
+    letters.insert(2 * len(letters) // 3, rng.choice(alphabet))
     return "".join(letters)
 
 
 def fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
-    """Write a FASTA file; its path."""
+    """Write a FASTA file; returns its path."""
     path.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records))
     return str(path)
 
 
 def mmseqs_db(path: Path, records: Iterable[tuple[str, str]]) -> str:
-    """A database of mmseqs; its prefix."""
+    """Create a database of mmseqs; returns its prefix."""
     text = fasta(path.with_name(f"{path.name}_records.fa"), records)
     call("mmseqs", "createdb", text, str(path), cwd=path.parent)
     return str(path)
 
 
 def cluster_db(path: Path, records: Iterable[tuple[str, str]]) -> str:
-    """A database as ColabFold's are: clusters, their members (`_seq`) and alignments (`_aln`)."""
+    """Create a database like ColabFold's: clusters, members (`_seq`) and alignments (`_aln`)."""
     text = fasta(path.with_name(f"{path.name}_records.fa"), records)
     members, clusters = f"{path}_seq", f"{path}_clu"
-    one = ["--threads", "1"]
+    threads = ["--threads", "1"]
     for step in (
         ["createdb", text, members],
-        ["linclust", members, clusters, f"{path}_tmp", "--min-seq-id", "0.6", *one],
-        ["align", members, members, clusters, f"{path}_aln", "-a", *one],
+        ["linclust", members, clusters, f"{path}_tmp", "--min-seq-id", "0.6", *threads],
+        ["align", members, members, clusters, f"{path}_aln", "-a", *threads],
         ["createsubdb", clusters, members, str(path), "--subdb-mode", "0"],
         ["createsubdb", clusters, f"{members}_h", f"{path}_h", "--subdb-mode", "0"],
     ):
@@ -105,7 +105,7 @@ def cluster_db(path: Path, records: Iterable[tuple[str, str]]) -> str:
 
 
 def add_taxa(prefix: str, taxa: dict[str, int]) -> None:
-    """Give a database of mmseqs a taxonomy: species of these ids, all below the root."""
+    """Add a taxonomy to a database of mmseqs: species with these ids, all below the root."""
     folder = Path(f"{prefix}_dump")
     folder.mkdir()
     ids = sorted(set(taxa.values()))
@@ -119,12 +119,12 @@ def add_taxa(prefix: str, taxa: dict[str, int]) -> None:
         (folder / f"{name}.dmp").touch()
     table = folder / "table.tsv"
     table.write_text("".join(f"{name}\t{taxon}\n" for name, taxon in taxa.items()))
-    given = ["--ncbi-tax-dump", str(folder), "--tax-mapping-file", str(table)]
-    call("mmseqs", "createtaxdb", prefix, f"{prefix}_tmp", *given, cwd=folder)
+    options = ["--ncbi-tax-dump", str(folder), "--tax-mapping-file", str(table)]
+    call("mmseqs", "createtaxdb", prefix, f"{prefix}_tmp", *options, cwd=folder)
 
 
 def hh_db(path: Path, entries: dict[str, list[tuple[str, str]]]) -> str:
-    """A database of hhblits and hhsearch with an alignment an entry; its prefix."""
+    """Create a database of hh-suite with these alignments; returns its prefix."""
     a3m, hhm = (path.parent / f"{path.name}.{kind}" for kind in ("a3m", "hhm"))
     a3m.mkdir()
     hhm.mkdir()
@@ -140,11 +140,11 @@ def hh_db(path: Path, entries: dict[str, list[tuple[str, str]]]) -> str:
 
 
 def _cstranslate() -> str:
-    """Debian keeps it beside the other programs, one for each kind of processor."""
-    places: Iterator[str] = map(str, Path("/usr/libexec/hhsuite").glob("cstranslate-sse[0-9]"))
-    found = shutil.which("cstranslate") or next(places, None)
-    assert found, "hhsuite is here without cstranslate"
-    return found
+    """Path of cstranslate, of which Debian has one for each kind of processor."""
+    variants: Iterator[str] = map(str, Path("/usr/libexec/hhsuite").glob("cstranslate-sse[0-9]"))
+    program = shutil.which("cstranslate") or next(variants, None)
+    assert program, "hhsuite is here without cstranslate"
+    return program
 
 
 def call(*command: str, cwd: Path) -> None:

@@ -1,6 +1,6 @@
-"""`evofeed search`, and `evofeed featurize --search-db`: a bare FASTA is enough.
+"""`evofeed search`, and `evofeed featurize --search-db`, of a FASTA file.
 
-Whatever dies as they run: the same results, and nothing is searched twice.
+After a kill the results are the same, and no sequence is searched twice.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.featurize.job.stage import children, evofeed, on_stage, wait_for, wait_until
+from tests.featurize.job.stage import children, evofeed, run_forked, wait_for, wait_until
 from tests.featurize.search.family import family, fasta, search_fasta
-from tests.featurize.search.test_search import chains, fake, hh_file
+from tests.featurize.search.test_search import chains, fake_hh_database, fake_hhblits
 
 from evofeed.base.errors import InputError
 from evofeed.base.files import scratch_folder
@@ -50,8 +50,8 @@ def test_databases_may_be_named_from_the_folder_one_is_in(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (named,), _ = read_recipe("default", ["pool=database.fasta,max_hits=3"], "")
-    assert (named.name, named.path, named.max_hits) == ("pool", database, 3)
+    (entry,), _ = read_recipe("default", ["pool=database.fasta,max_hits=3"], "")
+    assert (entry.name, entry.path, entry.max_hits) == ("pool", database, 3)
 
 
 def test_a_folder_of_fasta_is_searched_and_featurized(tmp_path: Path, database: str) -> None:
@@ -82,8 +82,8 @@ def test_sequences_and_databases_of_an_earlier_call_are_not_in_the_next(
 
     def call(records: list[tuple[str, str]], databases: list[str]) -> dict[str, list[str]]:
         query = fasta(tmp_path / "query.fasta", records)
-        found = search_fasta(query, str(tmp_path / "out"), databases)
-        return {s.chain_id: [ref.plain_name for _, ref in s.alignment_files()] for s in found}
+        sources = search_fasta(query, str(tmp_path / "out"), databases)
+        return {s.chain_id: [ref.plain_name for _, ref in s.alignment_files()] for s in sources}
 
     both = ["one_hits.sto", "two_hits.sto"]
     mine, other = ("mine", QUERY), ("other", KIN[1])
@@ -102,8 +102,8 @@ def test_two_databases_of_one_name_are_refused_before_anything_is_searched(
     with pytest.raises(InputError, match=r"new/uniref\.fasta: called 'uniref' as .*old"):
         search_fasta(query, str(tmp_path / "out"), databases)
     databases[1] = f"newer={databases[1]}"
-    (found,) = search_fasta(query, str(tmp_path / "out"), databases)
-    (first, second) = (read_bytes(ref) for _, ref in found.alignment_files())
+    (source,) = search_fasta(query, str(tmp_path / "out"), databases)
+    (first, second) = (read_bytes(ref) for _, ref in source.alignment_files())
     assert first == second
 
 
@@ -111,7 +111,7 @@ SEQUENCES = [family(4, 2)[0][n:] for n in range(10)]
 
 
 def search(folder: Path, out: str) -> SearchReport:
-    database = hh_file(folder / "db")
+    database = fake_hh_database(folder / "db")
     (folder / "scratch").mkdir(exist_ok=True)
     options = SearchOptions(workers=2, scratch=str(folder / "scratch"))
     return run_search(chains(*SEQUENCES), str(folder / out), [database], options=options)
@@ -133,7 +133,7 @@ def test_a_killed_search_ends_alike_and_searches_nothing_twice(
     victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    fake(tmp_path / "bin", 'sleep 0.2; cp "$in" "$out"')
+    fake_hhblits(tmp_path / "bin", 'sleep 0.2; cp "$in" "$out"')
 
     def act() -> tuple[str, str, int, int]:
         pid = os.fork()
@@ -142,15 +142,15 @@ def test_a_killed_search_ends_alike_and_searches_nothing_twice(
         wait_until(lambda: num_results(tmp_path / "out") >= 2)
         os.kill(pid if victim == "driver" else children(pid)[0], signal.SIGKILL)
         assert wait_for(pid) == (-signal.SIGKILL if victim == "driver" else 0)
-        known = num_results(tmp_path / "out")
+        num_before = num_results(tmp_path / "out")
         report = search(tmp_path, "out")
-        assert report.searched == len(SEQUENCES) - known
-        return report.digest, search(tmp_path, "undisturbed").digest, report.cache_hits, known
+        assert report.searched == len(SEQUENCES) - num_before
+        return report.digest, search(tmp_path, "undisturbed").digest, report.cache_hits, num_before
 
-    digest, want, hits, known = on_stage(act)
-    assert digest == want
-    with scratch_folder("evofeed-search-", str(tmp_path / "scratch")) as mine:
-        assert list((tmp_path / "scratch").iterdir()) == [mine], "what was killed left nothing"
+    digest, expected, hits, num_before = run_forked(act)
+    assert digest == expected
+    with scratch_folder("evofeed-search-", str(tmp_path / "scratch")) as scratch:
+        assert list((tmp_path / "scratch").iterdir()) == [scratch], "what was killed left nothing"
         with scratch_folder("evofeed-search-", str(tmp_path / "scratch")):
-            assert mine.exists(), "it is in use"
-    assert hits == known >= 2 and (known == len(SEQUENCES)) == (victim != "driver")
+            assert scratch.exists(), "it is in use"
+    assert hits == num_before >= 2 and (num_before == len(SEQUENCES)) == (victim != "driver")

@@ -1,4 +1,4 @@
-"""The real programs on small databases made here; those of HMMER beside the engine inside."""
+"""The real programs on small databases; HMMER's compared with pyhmmer."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def search(
     query = fasta(folder / "query.fasta", [(f"q{n}", s) for n, s in enumerate(sequences)])
     config = SearchConfig(**settings)  # type: ignore[arg-type]
     options = SearchOptions(workers=workers)
-    found = search_fasta(
+    results = search_fasta(
         query, str(folder / "out"), [db], template_db=template_db, config=config,
         options=options,
     )  # fmt: skip
-    return [{r.plain_name: read_bytes(r) for _, r in s.alignment_files()} for s in found]
+    return [{r.plain_name: read_bytes(r) for _, r in s.alignment_files()} for s in results]
 
 
 def jackhmmer(folder: Path, sequence: str, db: str, *options: str) -> bytes:
-    """HMMER's own, called as AlphaFold 2 and OpenFold call it."""
+    """Result of HMMER's jackhmmer, called as AlphaFold 2 and OpenFold call it."""
     flags = "--noali --F1 0.0005 --F2 5e-05 --F3 5e-07 --incE 0.0001 -E 0.0001".split()
     files = ["-o", "/dev/null", "-A", "out.sto", "--cpu", "1"]
     query = fasta(folder / "one.fasta", [("query", sequence)])
@@ -70,26 +70,27 @@ def test_rows_are_those_of_jackhmmer_called_as_af2_calls_it(tmp_path: Path) -> N
     db = fasta(tmp_path / "db.fasta", RECORDS)
     odd = QUERY[:40] + "UOBZJX" + QUERY[46:]
     for sequence, iterations in ((QUERY, 1), (QUERY, 3), (odd, 1)):
-        want = parse_stockholm(jackhmmer(tmp_path, sequence, db, "-N", str(iterations)))
-        (found,) = search(tmp_path, db, (sequence,), iterations=iterations)
-        rows = parse_stockholm(found["db_hits.sto"])
-        assert rows.sequences() == want.sequences() and rows.descriptions() == want.descriptions()
+        expected = parse_stockholm(jackhmmer(tmp_path, sequence, db, "-N", str(iterations)))
+        (results,) = search(tmp_path, db, (sequence,), iterations=iterations)
+        rows = parse_stockholm(results["db_hits.sto"])
+        assert rows.sequences() == expected.sequences()
+        assert rows.descriptions() == expected.descriptions()
         assert rows.sequences()[0] == sequence and len(rows.sequences()) == 1 + len(RELATIVES)
-    (found,) = search(tmp_path, db, max_hits=7)
-    assert parse_stockholm(found["db_hits.sto"]).sequences() == want_first(tmp_path, db, 7)
-    assert len(found["db_hits.sto"].split(b"#=GS")) == 7
+    (results,) = search(tmp_path, db, max_hits=7)
+    assert parse_stockholm(results["db_hits.sto"]).sequences() == expected_first(tmp_path, db, 7)
+    assert len(results["db_hits.sto"].split(b"#=GS")) == 7
 
 
-def want_first(folder: Path, db: str, count: int) -> list[str]:
+def expected_first(folder: Path, db: str, count: int) -> list[str]:
     return parse_stockholm(jackhmmer(folder, QUERY, db)).sequences()[:count]
 
 
 def template_hits(folder: Path, rows: Iterable[str], db: str) -> bytes:
-    """What AF2's and AF3's call of hmmbuild and hmmsearch finds with aligned rows, query first."""
+    """Hits of AF2's and AF3's call of hmmbuild and hmmsearch for aligned rows, query first."""
     query, *_ = rows = list(rows)
     mark = "".join("." if letter == "-" else "x" for letter in query)
-    named = [f"row_{number} {letters}" for number, letters in enumerate(rows)]
-    text = "\n".join(["# STOCKHOLM 1.0", *named, f"#=GC RF {mark}", "//", ""])
+    lines = [f"row_{number} {letters}" for number, letters in enumerate(rows)]
+    text = "\n".join(["# STOCKHOLM 1.0", *lines, f"#=GC RF {mark}", "//", ""])
     (folder / "rows.sto").write_text(text)
     build = "hmmbuild --informat stockholm --hand --amino rows.hmm rows.sto"
     flags = "--F1 0.1 --F2 0.1 --F3 0.1 --incE 100 -E 100 --domE 100 --incdomE 100"
@@ -106,11 +107,11 @@ def af2_template_rows(sto: bytes) -> list[str]:
             name, letters = line.split()
             rows[name] = rows.get(name, "") + letters
     query = next(iter(rows.values()))
-    first: dict[str, str] = {}
+    by_letters: dict[str, str] = {}
     for letters in rows.values():
-        own = "".join(a for a, b in zip(letters, query, strict=True) if b != "-")
-        first.setdefault(own, letters)
-    return list(first.values())
+        letters_at_query = "".join(a for a, b in zip(letters, query, strict=True) if b != "-")
+        by_letters.setdefault(letters_at_query, letters)
+    return list(by_letters.values())
 
 
 def test_templates_are_those_of_af2s_recipe(tmp_path: Path) -> None:
@@ -121,10 +122,10 @@ def test_templates_are_those_of_af2s_recipe(tmp_path: Path) -> None:
         for n, s in enumerate([*RELATIVES, *STRANGERS])
     ]
     pdb_seqres = fasta(tmp_path / "pdb_seqres.txt", pdb)
-    (found,) = search(tmp_path, db, template_db=pdb_seqres)
-    want = template_hits(tmp_path, af2_template_rows(found["db_hits.sto"]), pdb_seqres)
-    hits = parse_hmmsearch(found["hmmsearch_output.sto"], QUERY)
-    assert hits == parse_hmmsearch(want, QUERY)
+    (results,) = search(tmp_path, db, template_db=pdb_seqres)
+    expected = template_hits(tmp_path, af2_template_rows(results["db_hits.sto"]), pdb_seqres)
+    hits = parse_hmmsearch(results["hmmsearch_output.sto"], QUERY)
+    assert hits == parse_hmmsearch(expected, QUERY)
     assert len(hits) >= len(RELATIVES)
 
 
@@ -132,16 +133,16 @@ def test_hhblits_and_hhsearch_find_the_family(tmp_path: Path) -> None:
     kin = [(f"k{n}", sequence) for n, sequence in enumerate(RELATIVES[:8])]
     other = [(f"o{n}", sequence) for n, sequence in enumerate(family(2, 8))]
     db = hh_db(tmp_path / "hh", {"1kin_A": kin, "2oth_B": other})
-    (found,) = search(tmp_path, db, template_db=f"pdb70={db}")
-    rows = parse_a3m(found["hh_hits.a3m"]).sequences()
+    (results,) = search(tmp_path, db, template_db=f"pdb70={db}")
+    rows = parse_a3m(results["hh_hits.a3m"]).sequences()
     assert rows[0] == QUERY
     assert 3 <= len(rows) <= 1 + len(kin)
-    hits = parse_hhr(found["pdb70_hits.hhr"])
+    hits = parse_hhr(results["pdb70_hits.hhr"])
     assert hits[0].name.startswith("k0") and hits[0].aligned_cols > 100
 
 
-def noted(folder: Path, monkeypatch: pytest.MonkeyPatch, then: str = "") -> Path:
-    """Where an `mmseqs` on the PATH, which does something more after each call, notes its calls."""
+def log_calls(folder: Path, monkeypatch: pytest.MonkeyPatch, then: str = "") -> Path:
+    """Wrap `mmseqs` on the PATH to log its calls and run `then` after each; returns the log."""
     real, program = shutil.which("mmseqs"), folder / "bin" / "mmseqs"
     program.parent.mkdir()
     note = f'echo "$1" >> {folder}/calls'
@@ -156,7 +157,7 @@ def test_mmseqs_searches_a_batch_as_it_searches_each_and_a_letter_that_it_rewrit
 ) -> None:
     """One call of `mmseqs search` for all; the query row has the letters that were asked for."""
     db = mmseqs_db(tmp_path / "mm", RECORDS)
-    calls = noted(tmp_path, monkeypatch)
+    calls = log_calls(tmp_path, monkeypatch)
     odd = [QUERY[:40] + letter + QUERY[41:] for letter in "UOBZJX"]
     sequences = (QUERY, STRANGERS[0], "MKLVAGGG" * 5, *odd)
     quick = ("--num-iterations", "2", "-a", "1", "-s", "4")
@@ -165,7 +166,7 @@ def test_mmseqs_searches_a_batch_as_it_searches_each_and_a_letter_that_it_rewrit
     (tmp_path / "alone").mkdir()
     (alone,) = search(tmp_path / "alone", db, sequences[:1], mmseqs=quick)
     assert batch[0] == alone
-    rows = [parse_a3m(found["mm_hits.a3m"]) for found in batch]
+    rows = [parse_a3m(results["mm_hits.a3m"]) for results in batch]
     assert [row.sequences()[0] for row in rows] == [*sequences]
     family_rows = 1 + len(RELATIVES)
     assert [len(row.sequences()) for row in rows] == [family_rows, 4, 1, *[family_rows] * 6]
@@ -177,12 +178,12 @@ def test_a_query_that_mmseqs_gives_another_alignment_is_blamed_alone_and_searche
 ) -> None:
     db, wrong = mmseqs_db(tmp_path / "mm", RECORDS), STRANGERS[0]
     swap = f"sed -i 's/{wrong}/{wrong[::-1]}/' \"$5\""  # the bytes of an entry stay as many
-    calls = noted(tmp_path, monkeypatch, f'[ "$1" = result2msa ] && {swap}')
+    calls = log_calls(tmp_path, monkeypatch, f'[ "$1" = result2msa ] && {swap}')
     chains = [ChainSource(f"c{n}", sequence=s) for n, s in enumerate((QUERY, wrong, QUERY[9:]))]
     config = SearchConfig(mmseqs=("--num-iterations", "1", "-a", "1", "-s", "4"))
-    one = SearchOptions(workers=1)
+    options = SearchOptions(workers=1)
     report = run_search(
-        chains, str(tmp_path / "out"), [Database.parse(db)], config=config, options=one
+        chains, str(tmp_path / "out"), [Database.parse(db)], config=config, options=options
     )
     (broken,) = report.broken
     assert broken["chain_id"] == "c1"

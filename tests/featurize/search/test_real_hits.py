@@ -1,6 +1,6 @@
-"""The engine inside beside HMMER's own, on recorded sequences.
+"""pyhmmer compared with HMMER's programs, on recorded sequences.
 
-A file of its own: what reads the recorded pack runs once more, with the small one.
+A separate file, since tests that read the recorded pack run again with the small one.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def test_hits_have_the_names_and_rows_of_jackhmmers_on_real_sequences(
     db = fasta(tmp_path / "real.fasta", [(name, sequence) for sequence, name in real.items()])
     for sequence in queries:
         text = hmmer.jackhmmer(sequence, db, threads=1, e_value=1e-4, iterations=1)
-        want = jackhmmer(tmp_path, sequence, db)
-        aligned = [[(r.name, r.letters) for r in read_any(one)] for one in (text, want)]
+        expected = jackhmmer(tmp_path, sequence, db)
+        aligned = [
+            [(r.name, r.letters) for r in read_any(alignment)] for alignment in (text, expected)
+        ]
         assert aligned[0] == aligned[1] and len(aligned[0]) > 20

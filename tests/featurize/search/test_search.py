@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.system, pytest.mark.usefixtures("inside")]
 
 
 def text_of(source: ChainSource, name: str) -> bytes:
-    """An alignment of a chain, by the name it has in the index."""
+    """An alignment of a chain, by its name in the index."""
     (ref,) = [ref for _, ref in source.alignment_files() if ref.plain_name == name]
     return read_bytes(ref)
 
@@ -93,8 +93,8 @@ FAMILY = family(3, 4)
 WHOLE = f">query\n{FAMILY[0]}\n>x\n{FAMILY[0]}\n"
 
 
-def fake(folder: Path, body: str) -> None:
-    """A hhblits for the PATH; `$out` is where it is to write, `$in` has the query."""
+def fake_hhblits(folder: Path, body: str) -> None:
+    """Write an executable `hhblits` with this body; `$in` is the query, `$out` the result."""
     tool = folder / "hhblits"
     tool.parent.mkdir(exist_ok=True)
     tool.write_text(
@@ -108,8 +108,8 @@ while [ $# -gt 0 ]; do
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
 
 
-def hh_file(prefix: Path) -> Database:
-    """What passes for a database of hh-suite where hhblits is a fake."""
+def fake_hh_database(prefix: Path) -> Database:
+    """A file that passes for a database of hh-suite if hhblits is a fake."""
     prefix.with_name(f"{prefix.name}_cs219.ffdata").write_text(">x\nACD\n")
     return Database.parse(str(prefix))
 
@@ -127,7 +127,7 @@ def hh_file(prefix: Path) -> Database:
 def test_a_program_that_crashes_hangs_or_writes_half_is_blamed_and_tried_again(
     body: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = hh_file(tmp_path / "db")
+    database = fake_hh_database(tmp_path / "db")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     whole = tmp_path / "whole"
     whole.write_text(WHOLE)
@@ -137,14 +137,14 @@ def test_a_program_that_crashes_hangs_or_writes_half_is_blamed_and_tried_again(
     deadline = 2.0 if "sleep" in body else 600.0
     options = SearchOptions(workers=1, deadline=deadline)
 
-    fake(tmp_path / "bin", f"echo call >> {tmp_path}/calls\n{body}")
+    fake_hhblits(tmp_path / "bin", f"echo call >> {tmp_path}/calls\n{body}")
     report = run_search(chains(FAMILY[0]), str(tmp_path / "out"), [database], options=options)
     assert report.num_broken == 1 and says in report.broken[0]["message"]
     assert "hhblits" in report.broken[0]["message"] or "half" in says
     assert (tmp_path / "calls").read_text().count("call") == 3
     if "half" not in says:  # once is no more than bad luck
         trouble = f"[ -e {tmp_path}/done ] || {{ touch {tmp_path}/done; {body}; }}"
-        fake(tmp_path / "bin", f'{trouble}\ncp {whole} "$out"')
+        fake_hhblits(tmp_path / "bin", f'{trouble}\ncp {whole} "$out"')
         report = run_search(chains(FAMILY[0]), str(tmp_path / "out"), [database], options=options)
         assert report.num_broken == 0 and report.searched == 2
 
@@ -161,11 +161,11 @@ def test_a_program_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_database_that_changes_in_the_middle_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = hh_file(tmp_path / "db")
+    database = fake_hh_database(tmp_path / "db")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     (tmp_path / "whole").write_text(WHOLE)
     change = f'echo ">y" >> {database.path}_cs219.ffdata'
-    fake(tmp_path / "bin", f'{change}; cp {tmp_path / "whole"} "$out"')
+    fake_hhblits(tmp_path / "bin", f'{change}; cp {tmp_path / "whole"} "$out"')
     with pytest.raises(JobError, match="not the one the search began with"):
         run_search(chains(FAMILY[0]), str(tmp_path / "out"), [database])
 
@@ -174,16 +174,16 @@ def test_a_full_disk_is_one_line_and_run_again_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query, *kin = family(1, 3)
-    database = hh_file(tmp_path / "db")
+    database = fake_hh_database(tmp_path / "db")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    fake(tmp_path / "bin", "echo Fatal: No space left on device >&2; exit 1")
+    fake_hhblits(tmp_path / "bin", "echo Fatal: No space left on device >&2; exit 1")
 
     def search() -> SearchReport:
         return run_search(chains(query, kin[1]), str(tmp_path / "out"), [database])
 
     with pytest.raises(JobError, match="no space left for the programs' files"):
         search()
-    fake(tmp_path / "bin", 'cp "$in" "$out"')
+    fake_hhblits(tmp_path / "bin", 'cp "$in" "$out"')
     real, synced = os.fsync, []
 
     def full(descriptor: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import evofeed
-from tests.featurize.search.family import changed, fasta, require_programs
+from tests.featurize.search.family import fasta, mutated, require_programs
 from tests.inside import units_inside
 
 from evofeed.base.errors import InputError, TooSimilar
@@ -157,11 +157,11 @@ def hard_set() -> list[tuple[str, str]]:
     first = ["".join(draw.choices("ARNDCQEGHILKMFPSTWYV", k=110)) for _ in range(FAMILIES)]
     records = []
     for number, sequence in enumerate(first):
-        kin = [sequence, *(changed(sequence, share, draw) for share in (0.1, 0.3, 0.5))]
+        kin = [sequence, *(mutated(sequence, share, draw) for share in (0.1, 0.3, 0.5))]
         records += [(f"f{number}m{n}", s) for n, s in enumerate(kin)]
-        records.append((f"f{number}fragment", changed(kin[1], 0.1, draw)[20:86]))
+        records.append((f"f{number}fragment", mutated(kin[1], 0.1, draw)[20:86]))
         if number % 3 == 0:
-            records.append((f"f{number}fusion", kin[2] + changed(first[number - 1], 0.2, draw)))
+            records.append((f"f{number}fusion", kin[2] + mutated(first[number - 1], 0.2, draw)))
     return records
 
 
