@@ -70,7 +70,7 @@ def host_cost(
     rounds, samples = (6, 12) if fused else (12, 1)
     loader = FeatureLoader(dataset, config, device=device, reader="thread", fused=fused)
     planner, catalog = loader.planner, loader._catalogs[0]
-    arena = Arena(8 * loader._wanted_nbytes())
+    arena = Arena(8 * loader._default_arena_nbytes())
     if device == "cuda":
         arena.pin()
     maker = BatchMaker([catalog], config, arena, loader.device, fused=loader._fused)
@@ -81,7 +81,7 @@ def host_cost(
         requests = []
         for plan in itertools.islice(plans, samples):
             location = catalog.location(plan.samples[0].row)
-            nbytes = slot_nbytes(location, True) + maker.words_nbytes(location)
+            nbytes = slot_nbytes(location, True) + maker.words_nbytes()
             offset = arena.allocate(nbytes)
             assert offset is not None
             requests.append((plan, ReadRequest(0, location, True, True, offset, nbytes)))

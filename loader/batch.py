@@ -1,4 +1,4 @@
-"""Features of samples into the padded tensors of a batch, and OpenFold's own layout."""
+"""Padded tensors of a batch: allocation, filling with samples' features, OpenFold's layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.protein.features import BATCH, SUPERVISED, Feature
 
 _ALIGN: Final = 512
-"""Bytes; what CUDA's own allocations are aligned to."""
+"""Bytes; the alignment of CUDA's own allocations."""
 
 _STAGE: Final = {feature.name: feature.stage for feature in BATCH}
 
@@ -36,71 +36,71 @@ def empty_batch(
     """Every feature of the table, `BATCH` or `ASSEMBLY_BATCH`: `[B, ...]`, `[R, B, ...]` for those
     of a recycle.
 
-    `num_res` counts padding in; `recycles` (R) is one more than the recycling iterations. It is
-    `zeroed`, as `put` wants it, or full of anything.
+    `num_res` includes padding; `recycles` (R) is the recycling iterations plus one. Tensors are
+    `zeroed`, as `put` requires, or uninitialized.
     """
     make = torch.zeros if zeroed else torch.empty
     batch: dict[str, Tensor] = {}
-    blocks, places = _layout(table, config, num_res, batch_size, recycles)
+    blocks, views = _layout(table, config, num_res, batch_size, recycles)
     memory = {dtype: make(size, dtype=dtype, device=device) for dtype, size in blocks.items()}
-    for place in places:
-        batch[place.name] = memory[place.dtype].as_strided(place.shape, place.strides, place.at)
+    for view in views:
+        batch[view.name] = memory[view.dtype].as_strided(view.shape, view.strides, view.offset)
     return batch
 
 
-class _Place(NamedTuple):
-    """Where a feature is in the one block of memory of its dtype."""
+class _View(NamedTuple):
+    """View of a feature in the block of memory of its dtype."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    at: int
+    offset: int
 
 
 @functools.lru_cache(maxsize=64)
 def _layout(
     table: tuple[Feature, ...], config: LoaderConfig, num_res: int, batch_size: int, recycles: int
-) -> tuple[dict[torch.dtype, int], tuple[_Place, ...]]:
-    """One block of memory a dtype: two allocations and fills, not sixty. Its size, and places."""
+) -> tuple[dict[torch.dtype, int], tuple[_View, ...]]:
+    """Sizes of the blocks, one per dtype (two allocations, not sixty), and views of features."""
     sizes = {
         "L": num_res,
         "S": config.max_msa_clusters,
         "E": config.max_extra_msa,
         "Tm": config.max_templates,
     }
-    used: dict[torch.dtype, int] = {}
-    places = []
+    block_sizes: dict[torch.dtype, int] = {}
+    views = []
     for feature in table:
         if feature.name not in SUPERVISED or config.supervised:
             lead = (recycles, batch_size) if feature.stage == "recycle" else (batch_size,)
             shape = lead + feature.shape(sizes)
             strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
             dtype: torch.dtype = getattr(torch, feature.dtype)
-            at = used.get(dtype, 0)
-            places.append(_Place(feature.name, dtype, shape, strides, at))
-            end = at + math.prod(shape)
-            used[dtype] = end + -end % (_ALIGN // dtype.itemsize)
-    return used, tuple(places)
+            offset = block_sizes.get(dtype, 0)
+            views.append(_View(feature.name, dtype, shape, strides, offset))
+            end = offset + math.prod(shape)
+            block_sizes[dtype] = end + -end % (_ALIGN // dtype.itemsize)
+    return block_sizes, tuple(views)
 
 
 def blocks_of(batch: dict[str, Tensor]) -> list[Tensor]:
-    """One tensor in each block of memory that `empty_batch` took."""
+    """One tensor in each block of memory that `empty_batch` allocated."""
     return list({tensor.dtype: tensor for tensor in batch.values()}.values())
 
 
 def put(batch: dict[str, Tensor], features: dict[str, Tensor], *index: int) -> None:
-    """Write one sample's features into the low corner of its place, `[b]` or `[r, b]`."""
+    """Writes one sample's features into the start of its slice, `[b]` or `[r, b]`."""
     for name, value in features.items():
-        place = batch[name][index]
+        target = batch[name][index]
         for dim, size in enumerate(value.shape):
-            if place.shape[dim] != size:  # every view costs the host more than it looks
-                place = place.narrow(dim, 0, size)
-        place.copy_(value)
+            if target.shape[dim] != size:  # each view costs host time
+                target = target.narrow(dim, 0, size)
+        target.copy_(value)
 
 
 def stack_padded(values: Sequence[Tensor]) -> Tensor:
-    """Padded with zeros to the longest along their first axis, and stacked; one is not copied."""
+    """Stack of values padded with zeros along their first axis; a single one is not copied."""
     return values[0][None] if len(values) == 1 else pad_sequence([*values], batch_first=True)
 
 
@@ -114,9 +114,9 @@ def fill_sample(
     *,
     use_clamped_fape: float,
 ) -> None:
-    """Make a sample's features and write them into its place of a zeroed batch.
+    """Computes a sample's features and writes them into its slice of a zeroed batch.
 
-    `draws` has the decisions about the MSA, one for each recycle.
+    `draws` has the random decisions about the MSA, one for each recycle.
     """
     put(batch, constant_features(chain, crop, config), number)
     scalars = {
@@ -127,16 +127,16 @@ def fill_sample(
     }
     for name, value in scalars.items():
         batch[name][number].fill_(value)
-    for recycle, drawn in enumerate(draws):
-        put(batch, recycle_features(chain, crop, drawn, config), recycle, number)
+    for recycle, recycle_draws in enumerate(draws):
+        put(batch, recycle_features(chain, crop, recycle_draws, config), recycle, number)
 
 
 def openfold_batch(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The dict OpenFold's model and loss take: recycling axis last, everything in it.
+    """The dict that OpenFold's model and loss take: every tensor has the recycling axis last.
 
     Features that are the same in all recycles are expanded, not copied; those of
     a recycle are a view with the axis moved. `no_recycling_iters` and
-    `batch_idx` are added as OpenFold adds them.
+    `batch_idx` are added as in OpenFold.
     """
     recycles, batch_size = batch["msa_feat"].shape[:2]
     device = batch["msa_feat"].device

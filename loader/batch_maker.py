@@ -1,7 +1,7 @@
-"""Slots to batches on the device: the copy, the unpacking and the features, in one stream.
+"""Slots to batches on the device: copy, unpacking and features on one stream.
 
 On a GPU everything here only *queues* work on a side stream; a batch is ready, and its
-samples' slots may be reused, once its event has passed. On a CPU the work is done on the spot.
+samples' slots may be reused, once its event has passed. On a CPU the work is synchronous.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from evofeed.loader.draws import Crop, draw_crop, use_clamped_fape
 from evofeed.loader.hooks import ChainSample, LoaderHooks
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.plan import BatchPlan, SamplePlan
-from evofeed.loader.unpack import bytes_beside, unpack_chain, unpack_sample
+from evofeed.loader.unpack import overflow_tensor, unpack_chain, unpack_sample
 from evofeed.store import Dataset
 from evofeed.store.inner import Origin
 
 _TIMED: Final = 8
-"""One batch in so many has its time on the device taken: events cost the host time too."""
+"""Device time is measured for one batch in this many: events cost host time too."""
 
 
 def can_fuse(device: torch.device) -> bool:
-    """Whether Triton's kernels can run there."""
+    """True if Triton's kernels can run on the device."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 @dataclass(frozen=True, slots=True)
 class FilledSlot:
-    """A sample whose bytes are in the arena."""
+    """A sample with its bytes in the arena."""
 
     sample: SamplePlan
     slab: Any
@@ -54,7 +54,7 @@ class FilledSlot:
 
 @dataclass(slots=True)
 class ReadyBatch:
-    """A batch, and the event after which its tensors hold what they should."""
+    """A batch, and the event after which its tensors are valid."""
 
     plan: BatchPlan
     tensors: dict[str, Any]
@@ -62,9 +62,9 @@ class ReadyBatch:
     nbytes: int
     host_seconds: float
     blocks: Sequence[Tensor] = ()
-    """What the tensors are views of, one for each dtype."""
+    """One tensor for each block of memory that the tensors are views of."""
     started: torch.cuda.Event | None = None
-    """When the device began with it; only of some."""
+    """When the device began; only of timed batches."""
 
     def hand_over(self) -> dict[str, Any]:
         """The tensors, safe to use on the caller's current stream."""
@@ -77,16 +77,16 @@ class ReadyBatch:
 
 
 def _blocks_on(device: torch.device, value: Any) -> list[Tensor]:
-    """A tensor of every allocation there: a step would wait a microsecond for each of hundreds."""
+    """One tensor per allocation on the device: recording hundreds takes a microsecond each."""
     tensors = (t for t in tree_leaves(value) if isinstance(t, Tensor))
-    mine = (t for t in tensors if t.device.type == device.type)
-    return list({t.untyped_storage().data_ptr(): t for t in mine}.values())
+    on_device = (t for t in tensors if t.device.type == device.type)
+    return list({t.untyped_storage().data_ptr(): t for t in on_device}.values())
 
 
 class BatchMaker:
-    """Makes batches out of filled slots.
+    """Makes batches from filled slots.
 
-    With Triton's kernels if `fused`; else, and complexes always, in plain torch, the definition.
+    With Triton's kernels if `fused`; else, and always for complexes and entries, in plain torch.
     """
 
     def __init__(
@@ -106,18 +106,18 @@ class BatchMaker:
         self._fused = fused and config.of_chains
         self._memory = torch.from_numpy(arena.array)
         self._copied: deque[tuple[torch.cuda.Event, list[int]]] = deque()
-        self._made = 0
+        self._num_made = 0
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            # Above the model's priority: a few short kernels that others wait for.
+            # Priority above the model's: a few short kernels that the next step waits for.
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def make(self, plan: BatchPlan, slots: Sequence[FilledSlot]) -> ReadyBatch:
-        """Queue all work for one batch; its slots are freed when that is done."""
+        """Queues all work for one batch; its slots are freed once the work is done."""
         begun = time.perf_counter()
-        timed = self._made % _TIMED == 0
-        self._made += 1
+        timed = self._num_made % _TIMED == 0
+        self._num_made += 1
         with self._on_stream():
             started = self._mark(timing=True) if timed else None
             if self._config.entries is not None:
@@ -143,7 +143,7 @@ class BatchMaker:
     def _chains(
         self, plan: BatchPlan, slots: Sequence[FilledSlot]
     ) -> tuple[dict[str, Any], list[Tensor]]:
-        """Features of chains, and their blocks of memory."""
+        """Features of chains, and a tensor of each block of memory."""
         tensors = empty_batch(
             self._config,
             num_res=self._config.crop_size or self._sizes(slots[0].sample)[0],
@@ -153,33 +153,35 @@ class BatchMaker:
             zeroed=not self._fused,  # the kernels write the padding too
         )
         fill = self._fill_fused if self._fused else self._fill
-        seen = [self._seen(slot.sample) for slot in slots]
-        for number, (slot, sample) in enumerate(zip(slots, seen, strict=True)):
+        chain_samples = [self._chain_sample(slot.sample) for slot in slots]
+        for number, (slot, sample) in enumerate(zip(slots, chain_samples, strict=True)):
             fill(tensors, number, plan.recycles, slot, sample.crop)
         if self._hooks is not None and self._hooks.features is not None:
             num_res = tensors["aatype"].shape[-1]
-            for name, value in self._hooks.stacked(seen, num_res).items():
+            for name, value in self._hooks.stacked(chain_samples, num_res).items():
                 if name in tensors:
-                    raise LoaderError(f"feature {name} of hooks is there already; rename it")
+                    raise LoaderError(f"feature {name} of hooks exists already; rename it")
                 tensors[name] = value.to(self._device)
         return tensors, blocks_of(tensors)
 
-    def _seen(self, sample: SamplePlan) -> ChainSample:
-        """A sample as hooks see it, with the crop that they give it."""
+    def _chain_sample(self, sample: SamplePlan) -> ChainSample:
+        """The sample as passed to hooks, with its crop, the hooks' own if they have one."""
         catalog = self._catalogs[sample.dataset]
         num_res, _, _, num_templates = catalog.sizes(sample.row)
-        seen = ChainSample(
+        chain_sample = ChainSample(
             chain_id=catalog.chain_id(sample.row) if self._hooks is not None else "",
             epoch=sample.epoch, position=sample.position, num_res=num_res,
             crop=draw_crop(self._config, sample.key, num_res, num_templates), key=sample.key,
             _row=lambda: catalog.index.slice(sample.row, 1).to_pylist()[0],
             _read=lambda chain_id: self._datasets[sample.dataset][chain_id],
         )  # fmt: skip
-        return seen if self._hooks is None else replace(seen, crop=self._hooks.cropped(seen))
+        if self._hooks is None:
+            return chain_sample
+        return replace(chain_sample, crop=self._hooks.cropped(chain_sample))
 
     def _generator(self, plan: BatchPlan) -> torch.Generator:
-        made = torch.Generator(self._device)
-        return made.manual_seed(stream_key(plan.samples[0].key, Purpose.HOOKS) >> 1)
+        generator = torch.Generator(self._device)
+        return generator.manual_seed(stream_key(plan.samples[0].key, Purpose.HOOKS) >> 1)
 
     def _entries(
         self, slots: Sequence[FilledSlot], config: EntryConfig
@@ -188,8 +190,8 @@ class BatchMaker:
 
         unpacked = [self._unpacked(slot) for slot in slots]
         pairs = zip(unpacked, slots, strict=True)
-        batch = entry_batch([(one[0], slot.slab.about) for one, slot in pairs], config)
-        return batch, [block for _, blocks in unpacked for block in blocks]
+        samples = [(tensors, slot.slab.metadata) for (tensors, _), slot in pairs]
+        return entry_batch(samples, config), [block for _, blocks in unpacked for block in blocks]
 
     def _complexes(
         self, plan: BatchPlan, slots: Sequence[FilledSlot]
@@ -198,25 +200,25 @@ class BatchMaker:
         from evofeed.loader.assembly.features import AssemblyTensors
 
         samples = [
-            (AssemblyTensors(slot.slab.about, **self._unpacked(slot)[0]), slot.sample.key)
+            (AssemblyTensors(slot.slab.metadata, **self._unpacked(slot)[0]), slot.sample.key)
             for slot in slots
         ]
         tensors = complex_batch(samples, plan.recycles, self._config)
         return tensors, _blocks_on(self._device, tensors)
 
     def _unpacked(self, slot: FilledSlot) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
-        """Tensors of a packed sample, and the memory that they are views of."""
-        if slot.slab.beside:
-            data = bytes_beside(slot.slab).to(self._device)
+        """Tensors of a packed sample, and the blocks of memory that they are views of."""
+        if slot.slab.overflow:
+            data = overflow_tensor(slot.slab).to(self._device)
         else:
             data = self._copy(slot)
-            # On a CPU these are the slot's own bytes, which is used again.
+            # On a CPU these are the slot's own bytes, which will be overwritten.
             data = data.clone() if self._stream is None else data
-        laid, zeros = unpack_sample(slot.slab.where, data)
-        return laid, (data, zeros)
+        tensors, zeros = unpack_sample(slot.slab.layout, data)
+        return tensors, (data, zeros)
 
-    def _about(self, sample: SamplePlan) -> dict[str, Any]:
-        """What the index alone knows of a chain."""
+    def _index_values(self, sample: SamplePlan) -> dict[str, Any]:
+        """Features of a chain from its index row."""
         catalog = self._catalogs[sample.dataset]
         return {
             "resolution": float(catalog.resolution[sample.row]),
@@ -250,7 +252,7 @@ class BatchMaker:
             *(slot.slab, self._bytes(slot), self._sizes(sample), crop.templates),
             origin=Origin(catalog.chain_id(sample.row), catalog.uri),  # what an error names
             device=self._device,
-            **self._about(sample),
+            **self._index_values(sample),
         )
         fill_sample(
             *(tensors, number, chain, crop, self._draws(sample, recycles), config),
@@ -264,33 +266,33 @@ class BatchMaker:
         from evofeed.loader.fused.sample_kernels import prepare
 
         config, sample = self._config, slot.sample
-        sizes, about = self._sizes(sample), self._about(sample)
-        each = [
+        sizes, values = self._sizes(sample), self._index_values(sample)
+        recycle_sizes = [
             recycle_words(
-                sizes[1], is_distillation=about["is_distillation"], draws=drawn, config=config
+                sizes[1], is_distillation=values["is_distillation"], draws=draws, config=config
             )
-            for drawn in self._draws(sample, recycles)
+            for draws in self._draws(sample, recycles)
         ]
         kernels, words = prepare(
-            *(slot.slab, sizes, crop, config, each, self._device),
+            *(slot.slab, sizes, crop, config, recycle_sizes, self._device),
             key=sample.key,
             number=number,
             batch=tensors["aatype"].shape[0],
-            **about,
+            **values,
         )
         data, on_device = self._copy_with(slot, words)
         kernels.run(on_device, data, tensors)
 
     def _copy_with(self, slot: FilledSlot, words: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The slot's bytes and a sample's words behind them, on the device: see `words_nbytes`."""
+        """A slot's bytes followed by a sample's words, and the words, on the device."""
         start = slot.slab.stop + -slot.slab.stop % 64
-        at = slot.offset + start
-        self._arena.array[at : at + words.nbytes].view(np.int64)[:] = words
+        begin = slot.offset + start
+        self._arena.array[begin : begin + words.nbytes].view(np.int64)[:] = words
         data = self._copy(slot, start + words.nbytes)
         return data, data[start - slot.slab.start :].view(torch.int64)
 
-    def words_nbytes(self, location: Any) -> int:
-        """Bytes that a slot for a sample must have besides those that are read into it."""
+    def words_nbytes(self) -> int:
+        """Bytes of a slot for a sample's words, in addition to those read into it."""
         if not self._fused:
             return 0
         from evofeed.loader.fused.filling import words_nbytes
@@ -303,7 +305,7 @@ class BatchMaker:
         return array
 
     def _copy(self, slot: FilledSlot, end: int = 0) -> Tensor:
-        """The slot's bytes, up to `end` if given, on the device: one asynchronous copy."""
+        """The slot's bytes, up to `end` if not 0, on the device: one asynchronous copy."""
         start, stop = slot.offset + slot.slab.start, slot.offset + (end or slot.slab.stop)
         if self._stream is None:
             return self._memory[start:stop]
@@ -311,10 +313,10 @@ class BatchMaker:
         return data.copy_(self._memory[start:stop], non_blocking=True)
 
     def reclaim(self, *, wait: bool = False) -> bool:
-        """Free the slots of batches that are made; with `wait`, of one at least.
+        """Frees the slots of finished batches; with `wait`, of at least one.
 
         Returns:
-            Whether there was one.
+            True if any slot was freed.
         """
         freed = False
         while self._copied and (wait or self._copied[0][0].query()):  # type: ignore[no-untyped-call]
@@ -326,7 +328,7 @@ class BatchMaker:
         return freed
 
     def close(self) -> None:
-        """Wait until the device reads nothing more from the arena."""
+        """Waits until the device no longer reads from the arena."""
         while self._copied:
             self.reclaim(wait=True)
         self._memory = torch.empty(0, dtype=torch.uint8)

@@ -1,8 +1,8 @@
 """Checks of a packed column before a device decodes it.
 
 A GPU does not raise on a wrong index, it ends the process. So sizes, and every
-value that becomes an index there, are checked on the host; checksums have been
-verified before, so this guards against a wrong writer, not against bit rot.
+value that is used as an index there, are checked on the host. Checksums have been
+verified before: this guards against a faulty writer, not against bit rot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from evofeed.protein.residues import GAP, UNKNOWN
 from evofeed.store.inner import FEATURES, Codec, Origin, PackedColumn, row_nbytes
 
-_STORED: Final[dict[Codec, np.dtype]] = {
+_ITEM_DTYPES: Final[dict[Codec, np.dtype]] = {
     Codec.UINT8: np.dtype("u1"),
     Codec.UINT16: np.dtype("<u2"),
     Codec.ROW_COUNTS8: np.dtype("u1"),
@@ -33,13 +33,13 @@ _LIMITS: Final[dict[str, int | str]] = {
     "deletion_row": "N",
     "deletion_column": "L",
 }
-"""The largest value, or the dimension that it must stay below."""
+"""Largest value of a column, or the dimension that values must be below."""
 
 
 def check_part(
     name: str, column: PackedColumn, dims: dict[str, int], origin: Origin
 ) -> tuple[int, ...]:
-    """Check one decompressed column; for FIXED coordinates, its counts.
+    """Checks one decompressed column; returns the counts of FIXED coordinates.
 
     Raises:
         ShardCorrupt: sizes or values do not fit the chain's dims.
@@ -54,7 +54,7 @@ def check_part(
 
 
 def _check_plain(name: str, column: PackedColumn, dims: dict[str, int]) -> None:
-    count, dtype = _extent(name, dims)
+    count, dtype = _size_and_dtype(name, dims)
     codec, nbytes = column.codec, len(column.payload)
     if codec == Codec.MSA5:
         expected = count // dims["L"] * row_nbytes(dims["L"])
@@ -63,29 +63,29 @@ def _check_plain(name: str, column: PackedColumn, dims: dict[str, int]) -> None:
     elif codec == Codec.RANGE:
         expected = 4
     elif codec in _ROW_COUNTS:
-        expected = dims["N"] * _STORED[codec].itemsize
-    elif codec == Codec.RAW or codec in _STORED:
-        expected = count * _STORED.get(codec, dtype).itemsize
+        expected = dims["N"] * _ITEM_DTYPES[codec].itemsize
+    elif codec == Codec.RAW or codec in _ITEM_DTYPES:
+        expected = count * _ITEM_DTYPES.get(codec, dtype).itemsize
     else:
         raise ValueError(f"codec {codec.name} is unknown to this loader: upgrade evofeed")
     if nbytes != expected:
         raise ValueError(f"{nbytes} bytes, not {expected}")
     if codec in _ROW_COUNTS:
-        total = int(np.frombuffer(column.payload, _STORED[codec]).sum(dtype=np.int64))
+        total = int(np.frombuffer(column.payload, _ITEM_DTYPES[codec]).sum(dtype=np.int64))
         if total != dims["K"]:
             raise ValueError(f"row counts add up to {total}, not {dims['K']}")
     elif name in _LIMITS and codec != Codec.MSA5 and expected:
-        _check_range(name, np.frombuffer(column.payload, _STORED.get(codec, dtype)), dims)
+        _check_range(name, np.frombuffer(column.payload, _ITEM_DTYPES.get(codec, dtype)), dims)
 
 
 def _check_range(name: str, values: np.ndarray, dims: dict[str, int]) -> None:
     limit = _LIMITS[name]
-    top = dims[limit] - 1 if isinstance(limit, str) else limit
-    if values.max() > top or (values.dtype.kind == "i" and values.min() < 0):
-        raise ValueError(f"values outside 0 to {top}")
+    largest = dims[limit] - 1 if isinstance(limit, str) else limit
+    if values.max() > largest or (values.dtype.kind == "i" and values.min() < 0):
+        raise ValueError(f"values outside 0 to {largest}")
 
 
-def _extent(name: str, dims: dict[str, int]) -> tuple[int, np.dtype]:
+def _size_and_dtype(name: str, dims: dict[str, int]) -> tuple[int, np.dtype]:
     if name == "msa_order":
         return dims["N"], _INT32
     feature = FEATURES[name]
@@ -102,6 +102,6 @@ def _check_fixed(name: str, column: PackedColumn, dims: dict[str, int]) -> tuple
     if atoms < anchors or len(payload) != exceptions_start + 8 * exceptions:
         raise ValueError(f"{len(payload)} bytes do not fit {atoms} atoms of {anchors} residues")
     cells = np.frombuffer(payload, "<u4", exceptions, exceptions_start)
-    if cells.max(initial=0) >= max(_extent(name, dims)[0], 1):
+    if cells.max(initial=0) >= max(_size_and_dtype(name, dims)[0], 1):
         raise ValueError("an exception is outside the array")
     return anchors, atoms, exceptions

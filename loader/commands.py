@@ -24,8 +24,8 @@ Seed = Annotated[int, typer.Option(help="Random seed.")]
 
 
 def _config(preset: str, **changes: Any) -> LoaderConfig:
-    given = {name: value for name, value in changes.items() if value is not None}
-    return LoaderConfig.preset(preset, **given)
+    set_options = {name: value for name, value in changes.items() if value is not None}
+    return LoaderConfig.preset(preset, **set_options)
 
 
 @bench_commands.callback()
@@ -123,9 +123,8 @@ def plan(
 def measure(loader: Any, steps: int, step_seconds: float) -> dict[str, Any]:
     """Take `steps` batches, sleeping `step_seconds` on each; times in milliseconds.
 
-    The first batch is reported by itself: it pays for starting. `cores` is CPU time
-    of this process and its reader over wall time, the pretended step's sleep
-    being free.
+    The first batch is reported separately: it includes the start-up. `cores` is CPU time
+    of this process and its reader over wall time; the simulated step sleeps.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Settings for features and sampling of chains, complexes and entries: `LoaderConfig`."""
+"""Settings of features and sampling of chains, complexes and entries: `LoaderConfig`."""
 
 from __future__ import annotations
 
@@ -16,60 +16,60 @@ from evofeed.loader.views.weights import WeightConfig
 from evofeed.protein.features import MODEL_TEMPLATES
 
 PRESETS = "initial_training finetuning prediction multimer openfold3 boltz protenix".split()
-"""Class methods of `LoaderConfig` that make a model's configuration."""
+"""Class methods of `LoaderConfig` that return a model's configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssemblyConfig(Config):
     """Pairing, merging and cropping of the chains of a complex.
 
-    The defaults are AlphaFold-Multimer's rules. Where OpenFold's code departs from what it means
-    to do, a field says how, and `openfold()` sets them all; what cannot be reproduced (its unstable
-    sorts of paired rows, its arbitrary choice among residues without coordinates) is not a field.
+    The defaults are AlphaFold-Multimer's rules. Each bug of OpenFold's code is a field, and
+    `openfold()` sets them all, except what cannot be reproduced: its unstable sorts of paired
+    rows, and its arbitrary choice among residues without coordinates.
     """
 
     msa_rows: int = 2048
-    """MSA rows a chain brings, paired and unpaired together."""
+    """Maximum MSA rows of a chain, paired and unpaired together."""
     paired_rows: int = 1024
-    """Of these, rows that are paired across chains, at most."""
+    """Maximum of these that are paired across chains."""
     min_rows: int = 512
-    """The merged MSA is padded to so many rows, so that there is always an extra MSA."""
+    """The merged MSA is padded to this many rows, so that there is always an extra MSA."""
     max_species_rows: int = 600
-    """A species with more rows than this in any chain is not paired."""
+    """Species with more rows than this in any chain are not paired."""
     max_templates: int = MODEL_TEMPLATES
     """Templates of each chain, the best ones first."""
     spatial_crop_prob: float = 0.5
-    """Of crops around a residue of an interface; the others are runs of residues of each chain."""
+    """Probability of a spatial crop around an interface residue; else it is contiguous."""
     interface_threshold: float = 10.0
-    """A residue with an atom nearer than this to another chain's is of an interface; ångström."""
+    """Residues with an atom closer than this to another chain are interface residues; ångström."""
 
     shared_coordinates: bool = False
     """OpenFold gives every copy of a sequence the coordinates of the first (its issue 525).
-    Ours: each its own."""
+    Default: each copy has its own."""
     lose_templates: bool = False
-    """OpenFold's training crop finds no `template_mask`, counts no templates and cuts them all
-    away. Ours: they are drawn as in the monomer."""
+    """OpenFold's training crop misses `template_mask`, counts no templates and removes them all.
+    Default: they are drawn as in the monomer."""
     mask_block_gaps: bool = False
-    """OpenFold drops `bert_mask`, so that masked-MSA also asks for the gaps beside each chain's
-    unpaired rows. Ours: it does not."""
+    """OpenFold drops `bert_mask`, so that masked-MSA also selects the gaps of unpaired rows in the
+    columns of other chains. Default: it does not."""
     same_atom_interface: bool = False
     """OpenFold measures distances between chains only from N to N, CA to CA and so on.
-    Ours: between all atoms."""
+    Default: between all atoms."""
     skip_first_interface: bool = False
-    """OpenFold takes a complex whose only interface residue is the first for one without any,
-    and crops runs. Ours: it is cropped around."""
+    """OpenFold treats a complex with residue 0 as its only interface residue as one without an
+    interface. Default: the crop is around it."""
     biased_distances: bool = False
-    """OpenFold adds 1e-3 ångström a residue index to the distances of a spatial crop, which also
-    reorders near-equal ones. Ours: exact distances, and the index only among equal ones."""
+    """OpenFold adds 1e-3 ångström per residue index to the distances of a spatial crop, which also
+    reorders near-equal ones. Default: exact distances; only ties are ordered by index."""
     missing_ca_at_origin: bool = False
-    """OpenFold measures a spatial crop around a residue without CA from the origin. Ours: from
-    the middle of its atoms."""
+    """OpenFold measures a spatial crop around a residue without CA from the origin. Default: from
+    the mean of its atoms."""
     wrapped_products: bool = False
-    """OpenFold orders paired rows by a product of row numbers in 64 bits, which wraps round from
-    seven chains on. Ours: by the exact product."""
+    """OpenFold orders paired rows by a product of row numbers in 64 bits, which overflows from
+    seven chains on. Default: by the exact product."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, with the value in the message."""
+        """Raises ValueError for invalid values."""
         check_numbers(self, "msa_rows", "min_rows", least=1)
         check_numbers(self, "paired_rows", "max_species_rows", "max_templates", least=0)
         check_numbers(self, "spatial_crop_prob", least=0, most=1)
@@ -78,40 +78,40 @@ class AssemblyConfig(Config):
     @classmethod
     def openfold(cls, **changes: Any) -> AssemblyConfig:
         """OpenFold's behaviour (commit ce0029e), as far as it can be reproduced."""
-        faults = (field.name for field in dataclasses.fields(cls) if field.default is False)
-        return cls(**{**dict.fromkeys(faults, True), **changes})
+        bugs = (field.name for field in dataclasses.fields(cls) if field.default is False)
+        return cls(**{**dict.fromkeys(bugs, True), **changes})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryConfig(Config):
-    """A project, its view's sizes and faults, and what of a dataset may be drawn."""
+    """A project, the configuration of its view, and filters of entries."""
 
     project: str = "openfold3"
-    """`openfold3`, `boltz` or `protenix`: whose section of an entry is read."""
+    """`openfold3`, `boltz` or `protenix`: the section of an entry to read."""
     view: Any = field(default_factory=OpenFold3Config)
-    """The project's own configuration."""
+    """The project's configuration."""
     weights: WeightConfig = field(default_factory=WeightConfig)
-    """Factors of chains and interfaces."""
+    """Sampling weights of chains and interfaces."""
     max_chains: int = 300
-    """Entries of more valid chains are left out."""
+    """Exclude entries with more valid chains."""
     max_tokens: int | None = None
-    """Entries of more tokens are left out; None: no bound."""
+    """Exclude entries with more tokens; None: no limit."""
     resolution_required: bool = False
-    """Leave out entries without a resolution that are not by NMR, as OpenFold3 does."""
+    """Exclude entries without a resolution that are not by NMR, as OpenFold3 does."""
     slot_nbytes: int = 4 << 20
-    """Shared memory of a sample under way; a larger one comes another way, and costs a copy."""
+    """Shared memory of a prefetched sample; a larger sample is sent by the pipe, with a copy."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, with the value in the message."""
+        """Raises ValueError for invalid values."""
         check_numbers(self, "max_chains", "max_tokens", "slot_nbytes", least=1)
         if self.project not in ("openfold3", "boltz", "protenix"):
             raise ValueError(f"no project {self.project!r}: openfold3, boltz or protenix")
 
     @classmethod
     def openfold3(cls, **view: Any) -> EntryConfig:
-        """OpenFold3's first stage of training; 1,024 rows of an alignment, those its model uses."""
-        made = OpenFold3Config(**{"used_rows": 1024, **view})
-        return cls(project="openfold3", view=made, resolution_required=True)
+        """OpenFold3's first stage of training; 1,024 alignment rows, as its model uses."""
+        config = OpenFold3Config(**{"used_rows": 1024, **view})
+        return cls(project="openfold3", view=config, resolution_required=True)
 
     @classmethod
     def protenix(cls, **view: Any) -> EntryConfig:
@@ -129,7 +129,7 @@ class LoaderConfig(Config):
     """Sizes, probabilities and sampling rules of AlphaFold2 training (AF2 SI 1.2, 1.11)."""
 
     crop_size: int | None = 256
-    """Residues in a batch; None keeps whole chains (batch_size 1)."""
+    """Residues in a batch; None: full chains (batch_size 1)."""
     max_msa_clusters: int = 128
     """Rows of `msa_feat`."""
     max_extra_msa: int = 1024
@@ -137,21 +137,21 @@ class LoaderConfig(Config):
     max_templates: int = MODEL_TEMPLATES
     """Templates in a batch."""
     subsample_templates: bool = True
-    """Draw how many and which templates, as in training; else the first ones."""
+    """Draw the number and choice of templates, as in training; else the first ones."""
     num_blocks: int = 5
     """Blocks of MSA rows deleted; 0 deletes none."""
     block_fraction: float = 0.3
     """Size of one deleted block, as a fraction of the rows."""
     max_distillation_msa_clusters: int = 1000
-    """Rows kept of a distillation chain's MSA before clustering."""
+    """Rows sampled from a distillation chain's MSA before clustering."""
     masked_fraction: float = 0.15
-    """Cells of the clustered MSA that masked-MSA asks for."""
+    """Fraction of the cells of the clustered MSA that masked-MSA selects."""
     uniform_prob: float = 0.1
-    """Of the masked cells: replaced by a uniform amino acid."""
+    """Of the selected cells: replaced by a uniform amino acid."""
     profile_prob: float = 0.1
-    """Of the masked cells: replaced by a draw from the column."""
+    """Of the selected cells: replaced by a draw from the column's profile."""
     same_prob: float = 0.1
-    """Of the masked cells: left as they are. The rest becomes [MASK]."""
+    """Of the selected cells: unchanged. The rest becomes [MASK]."""
     max_recycling_iters: int = 3
     """The largest number of recycling iterations."""
     uniform_recycling: bool = True
@@ -164,47 +164,47 @@ class LoaderConfig(Config):
     assemblies: AssemblyConfig | None = None
     """Make AlphaFold-Multimer's features, of complexes and of single chains; None: AlphaFold2's."""
     entries: EntryConfig | None = None
-    """Make samples of whole entries as OpenFold3, Boltz or Protenix has them; sizes are its own."""
+    """Make samples of full entries as in OpenFold3, Boltz or Protenix, which set the sizes."""
 
     batch_size: int = 1
     """Samples in one batch of one rank."""
     global_batch_size: int | None = None
-    """Samples of one optimiser step over all ranks; they share the number of
-    recycling iterations. None: batch_size times the world size. Give it a number
-    to keep batches the same when the world size changes."""
+    """Samples of one optimiser step over all ranks, which share the number of
+    recycling iterations. None: batch_size times the world size. Set it to keep
+    batches the same when the world size changes."""
     epoch_len: int | None = None
     """Samples in an epoch; None: every eligible chain once."""
     drop_last: bool = False
-    """Leave out the samples that fill no whole optimiser step; else the next pass's fill it."""
+    """Drop the samples of an incomplete last optimiser step; else the next pass fills it."""
     shuffle_window: int | None = None
-    """Chains shuffled among each other, neighbours in their shards: with as many as a shard holds,
-    far shards are read one by one. None: all of them; 0: none, the index's own order."""
+    """Number of neighbours in their shards that are shuffled together; about a shard's chains lets
+    remote shards be read one by one. None: all chains; 0: no shuffling, in the index's order."""
     weighted: bool = False
     """Accept chains with AF2's length and cluster-size probabilities."""
     max_resolution: float = 9.0
-    """Coarser structures are left out; ångström."""
+    """Exclude structures of coarser resolution; ångström."""
     max_aa_fraction: float = 0.8
-    """Chains with more of one amino acid than this are left out."""
+    """Exclude chains with a larger fraction of one amino acid."""
     allow_unknown: bool = True
-    """Keep chains with residues outside the twenty; OpenFold drops them."""
+    """Include chains with residues outside the twenty; OpenFold excludes them."""
     released_from: str = ""
-    """Only chains released on this ISO date or later; empty: no bound."""
+    """Only chains released on this ISO date or later; empty: no limit."""
     released_until: str = ""
-    """Only chains released on this ISO date or before, such as 2018-04-30; empty: no bound."""
+    """Only chains released on this ISO date or before, such as 2018-04-30; empty: no limit."""
     chains: tuple[str, ...] | None = None
     """Only these chains; None: all."""
     balance: bool = False
-    """Let samples that cost alike run at the same time on all ranks: for whole chains."""
+    """Run samples of similar cost at the same time on all ranks: for full chains."""
     balance_steps: int = 1
-    """Optimiser steps among whose samples such neighbours are looked for."""
+    """Optimiser steps whose samples are sorted by cost together."""
     max_bad_chains: int = 100
-    """Chains that may be replaced because they cannot be read, before giving up."""
+    """Maximum number of unreadable chains that are replaced; more of them raise an error."""
     outage_seconds: float = 900.0
-    """A storage that has answered nothing for so long ends the run; before, reads are tried again,
-    first after a 1,800th of it."""
+    """Time without any answer of a storage that ends the run; until then reads are retried, first
+    after a 1,800th of it."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, with the value in the message."""
+        """Raises ValueError for invalid values."""
         check_numbers(self, "max_msa_clusters", "max_distillation_msa_clusters", least=1)
         check_numbers(self, "batch_size", "balance_steps", "global_batch_size", least=1)
         check_numbers(self, "epoch_len", "crop_size", least=1)
@@ -239,7 +239,7 @@ class LoaderConfig(Config):
 
     @classmethod
     def prediction(cls, **changes: Any) -> LoaderConfig:
-        """Whole chains as OpenFold's `model_1` predicts them: nothing deleted or drawn away."""
+        """Full chains as in OpenFold's `model_1`: no block deletion and no template sampling."""
         sizes: dict[str, Any] = {
             "crop_size": None,
             "max_msa_clusters": 512,
@@ -269,7 +269,7 @@ class LoaderConfig(Config):
 
     @classmethod
     def multimer_prediction(cls, **changes: Any) -> LoaderConfig:
-        """Whole complexes, as AlphaFold-Multimer v3 predicts them."""
+        """Full complexes, as in AlphaFold-Multimer v3's prediction."""
         sizes: dict[str, Any] = {
             "max_msa_clusters": 508,
             "max_extra_msa": 2048,
@@ -279,17 +279,17 @@ class LoaderConfig(Config):
 
     @classmethod
     def openfold3(cls, **changes: Any) -> LoaderConfig:
-        """OpenFold3's training on whole entries: a crop of 384, entries before October 2021."""
+        """OpenFold3's training on full entries: a crop of 384, entries before October 2021."""
         return cls._of_entries(EntryConfig.openfold3(), changes)
 
     @classmethod
     def boltz(cls, **changes: Any) -> LoaderConfig:
-        """Boltz 1's training on whole entries: a crop of 512, entries before October 2021."""
+        """Boltz 1's training on full entries: a crop of 512, entries before October 2021."""
         return cls._of_entries(EntryConfig.boltz(), changes)
 
     @classmethod
     def protenix(cls, **changes: Any) -> LoaderConfig:
-        """Protenix's training on whole entries, those before October 2021."""
+        """Protenix's training on full entries, those before October 2021."""
         return cls._of_entries(EntryConfig.protenix(), changes)
 
     @classmethod
@@ -301,25 +301,25 @@ class LoaderConfig(Config):
         """The preset of that name; `initial-training` means `initial_training`.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such preset.
         """
-        if (known := name.replace("-", "_")) not in PRESETS:
+        if (method := name.replace("-", "_")) not in PRESETS:
             raise ValueError(f"preset {name!r} is none of {', '.join(PRESETS)}")
-        made: LoaderConfig = getattr(cls, known)(**changes)
-        return made
+        config: LoaderConfig = getattr(cls, method)(**changes)
+        return config
 
     @property
     def of_chains(self) -> bool:
-        """Whether samples are AlphaFold2's, of single chains."""
+        """True if samples are AlphaFold2's, of single chains."""
         return self.assemblies is None and self.entries is None
 
     @property
     def digest(self) -> str:
-        """sha256 of every field that decides what is at a position.
+        """sha256 of every field that determines the sample at a position.
 
-        Batch sizes do not; how many samples share an optimiser step is compared by itself.
+        Batch sizes do not; the samples of an optimiser step are compared separately.
         """
-        fields = dataclasses.asdict(self) | {"crop_first": False}  # so that older states go on
+        fields = dataclasses.asdict(self) | {"crop_first": False}  # so that older states resume
         for name in ("batch_size", "global_batch_size", "max_bad_chains", "outage_seconds"):
             del fields[name]
         if self.assemblies is None:  # of chains alone: the digest has no such field

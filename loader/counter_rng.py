@@ -1,7 +1,7 @@
-"""Random numbers that are a pure function of what they are for.
+"""Counter-based random numbers: pure functions of seed, position and purpose.
 
 A draw is `mix(key + (i + 1) * step)`, the splitmix64 generator; the key is a
-hash of (seed, epoch, position, recycle, purpose). There is no state to save, and
+hash of (seed, epoch, position, recycle, purpose). The generator is stateless, and
 integer arithmetic is the same on every device: numpy (`uint64`), torch on the
 CPU and torch on a GPU (`int64`, which wraps) give the same bits.
 
@@ -23,7 +23,7 @@ _WORD: Final = (1 << 64) - 1
 
 @enum.unique
 class Purpose(enum.IntEnum):
-    """What a stream of draws decides. Numbers are part of the stream: never renumber."""
+    """Purpose of a stream of draws. Numbers are hashed into the key: never renumber."""
 
     ORDER = 1
     ACCEPT = 2
@@ -78,7 +78,7 @@ def _mix_word(z: int) -> int:
 
 
 def stream_key(*words: int) -> int:
-    """The 64-bit key of one stream; every word changes all of it."""
+    """The 64-bit key of a stream, a hash of the words."""
     key = 0
     for word in words:
         key = _mix_word((key ^ (int(word) & _WORD)) + STEP & _WORD)
@@ -91,7 +91,7 @@ def draws64(key: int, count: int, start: int = 0) -> np.ndarray:
 
 
 def draws64_at(key: int, index: np.ndarray) -> np.ndarray:
-    """`u64` draws with the given numbers, `u64`, of a stream."""
+    """`u64` draws of a stream at these indices, `u64`."""
     z = index + np.uint64(1)
     z *= np.uint64(STEP)
     z += np.uint64(key)
@@ -109,14 +109,14 @@ def bits32(key: int, count: int) -> np.ndarray:
     return (draws64(key, count) >> np.uint64(32)).astype(np.int64)
 
 
-def few_in_order(key: int, count: int) -> list[int]:
-    """`0 .. count - 1` in the order of their draws; for a handful, where numpy costs more."""
+def small_permutation(key: int, count: int) -> list[int]:
+    """A permutation of `0 .. count - 1`, by sorting draws; faster than numpy for small counts."""
     keys = [_mix_word((key + (i + 1) * STEP) & _WORD) for i in range(count)]
     return sorted(range(count), key=keys.__getitem__)
 
 
 def below(key: int, bound: int, index: int = 0) -> int:
-    """One integer in `[0, bound)`; `bound` up to 2**31."""
+    """A uniform integer in `[0, bound)`; `bound` up to 2**31."""
     if not 0 < bound <= 1 << 31:
         raise ValueError(f"bound must be 1 to 2**31, not {bound}")
     z = _mix_word((key + (index + 1) * STEP) & _WORD)

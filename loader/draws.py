@@ -1,8 +1,8 @@
-"""The random decisions about one sample that the host makes, from `(seed, epoch, position)`.
+"""Random decisions of the host about one sample, from `(seed, epoch, position)`.
 
-Those about its MSA are in `evofeed.loader.msa_draws`. Nothing here needs torch. The crop is AF2's
-(SI 1.2.8) as OpenFold has it, whose odd sides are part of what published models were trained on:
-its start leans to the N-terminus, and a chain with T templates gets none at all with probability
+Those about its MSA are in `evofeed.loader.msa_draws`. Imports no torch. The crop is AF2's
+(SI 1.2.8) as in OpenFold, with the biases that published models were trained with: its start
+tends to the N-terminus, and a chain with T templates gets none at all with probability
 1/(T + 1).
 """
 
@@ -11,19 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.counter_rng import Purpose, below, few_in_order, stream_key
+from evofeed.loader.counter_rng import Purpose, below, small_permutation, stream_key
 
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """What one sample keeps; the same in all its recycles."""
+    """Residues and templates of one sample, the same in all its recycles."""
 
     start: int
     """First residue."""
     length: int
-    """Residues."""
+    """Number of residues."""
     templates: tuple[int, ...]
-    """Templates of the chain, in the order they are used."""
+    """Indices of the chain's templates, in the order of their use."""
 
     @property
     def stop(self) -> int:
@@ -32,26 +32,26 @@ class Crop:
 
 
 def sample_key(seed: int, epoch: int, position: int) -> int:
-    """The key of everything random about the sample at a position of an epoch."""
+    """The key of all random draws of the sample at a position of an epoch."""
     return stream_key(seed, epoch, position)
 
 
 def draw_crop(config: LoaderConfig, key: int, num_res: int, num_templates: int) -> Crop:
-    """Residues and templates kept of a chain: `x` in `[0, n]`, then the start in `[0, n - x]`."""
+    """A random crop: for `n` residues outside it, `x` in `[0, n]`, then start in `[0, n - x]`."""
     length = min(num_res, config.crop_size or num_res)
-    spare = num_res - length
+    n = num_res - length
     crop_key = stream_key(key, Purpose.CROP)
-    x = below(crop_key, spare + 1, 0)
-    start = below(crop_key, spare - x + 1, 1)
+    x = below(crop_key, n + 1, 0)
+    start = below(crop_key, n - x + 1, 1)
     order, first = list(range(num_templates)), 0
     if config.subsample_templates and num_templates:
         first = below(stream_key(key, Purpose.TEMPLATE_START), num_templates + 1)
-        order = few_in_order(stream_key(key, Purpose.TEMPLATE_ORDER), num_templates)
+        order = small_permutation(stream_key(key, Purpose.TEMPLATE_ORDER), num_templates)
     return Crop(start, length, tuple(order[first : first + config.max_templates]))
 
 
 def use_clamped_fape(config: LoaderConfig, key: int) -> float:
-    """1.0 with probability `clamp_prob`, one draw a sample."""
+    """1.0 with probability `clamp_prob`, else 0.0; one draw per sample."""
     draw = below(stream_key(key, Purpose.CLAMP), 1 << 31)
     return float(draw < config.clamp_prob * 2**31)
 

@@ -25,7 +25,7 @@ from evofeed.loader.stats import Stats
 from evofeed.store import Assemblies, Dataset, Entries
 
 _STATE_VERSION: Final = 1
-_SAME: Final = {
+_MUST_MATCH: Final = {
     "snapshots": "open the dataset at that digest, Dataset.open(uri, digest)",
     "config": "make the LoaderConfig of that run",
     "weights": "give the datasets those shares",
@@ -33,9 +33,9 @@ _SAME: Final = {
     "seed": "give that seed",
     "global_batch_size": "give LoaderConfig that number, and there may be more or fewer ranks",
 }
-"""What a state and the loader that continues from it must have in common, and how to get there."""
+"""Keys of a state that must equal the loader's to resume, with a hint for the error."""
 _ARENA_NBYTES: Final = (64 << 20, 512 << 20)
-"""Least and most shared memory taken unasked."""
+"""Minimum and maximum of the default shared memory."""
 
 
 class FeatureLoader:
@@ -54,35 +54,35 @@ class FeatureLoader:
                 loss = train_step(openfold_batch(batch))
             torch.save(loader.state_dict(), "loader.pt")  # also exact in the middle of an epoch
 
-    Iterating gives one epoch from wherever the loader is, and then the next
-    one: `for epoch in range(n): for batch in loader: ...`. A batch is
-    `dict[str, Tensor]`; features of a recycle have the recycle as first axis. Of entries it is what
-    `openfold3_batch` and its like take.
-    What the batches hold depends on the dataset, the configuration and the seed
-    alone: not on ranks, threads, restarts or the device.
+    Iterating gives the rest of the current epoch, and then the next epochs:
+    `for epoch in range(n): for batch in loader: ...`. A batch is `dict[str, Tensor]`;
+    features of a recycle have the recycle as first axis. A batch of entries is the
+    argument of `openfold3_batch`, `boltz_batch` or `protenix_batch`.
+    Batches depend on the dataset, the configuration and the seed alone: not on ranks,
+    threads, restarts or the device.
 
     Args:
         dataset: an opened dataset, or its `assemblies` or `entries`, or several with their shares
             of the mixture. With `config.assemblies` single chains are complexes of one.
         config: sizes and sampling rules.
         rank: of this process.
-        world_size: processes that load together.
-        seed: of everything random.
-        device: where batches go; None: the current GPU, or the CPU if there is none.
+        world_size: number of ranks.
+        seed: of all random draws.
+        device: of the batches; None: the current GPU, or the CPU without one.
         prefetch: batches read ahead.
         num_threads: of the reader.
         reader: `process` (one subprocess, the default) or `thread` (in this process).
         ready: finished batches that may wait on the device; more are made when one is left.
-        in_order: False hands over whichever batch of an optimiser step is ready first; which
-            samples a step holds stays the same. For slow storage and accumulated gradients.
-        arena_nbytes: shared memory for samples under way; None: by the largest chain.
+        in_order: False delivers the batches of an optimiser step in the order they are ready; the
+            samples of a step are the same. For slow storage and accumulated gradients.
+        arena_nbytes: shared memory for prefetched samples; None: by the largest chain.
         fused: on a GPU, make features with Triton's kernels; False: in plain torch, which takes
-            the CPU some ten milliseconds a sample to queue and gives the same integers.
-        hooks: weights, crops, features and transforms of your own; crops and features of chains.
+            the CPU about ten milliseconds a sample to queue and gives the same integers.
+        hooks: user-defined weights, crops, features and transforms; crops and features of chains.
 
     Raises:
         LoaderError: no chain passes the filters.
-        ValueError: rank, world size and batch sizes do not fit each other, or shares are none.
+        ValueError: rank, world size and batch sizes are inconsistent, or shares are invalid.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class FeatureLoader:
             raise ValueError(f"reader must be 'process' or 'thread', not {reader!r}")
         if min(prefetch, num_threads, ready) < 1:
             raise ValueError("prefetch, num_threads and ready must be at least 1")
-        lone = isinstance(dataset, Dataset | Assemblies | Entries)
-        mixture: list[tuple[Source, float]] = [(dataset, 1.0)] if lone else list(dataset)  # type: ignore[arg-type, list-item]
+        is_single = isinstance(dataset, Dataset | Assemblies | Entries)
+        mixture: list[tuple[Source, float]] = [(dataset, 1.0)] if is_single else list(dataset)  # type: ignore[arg-type, list-item]
         self.config, self.seed, self._hooks = config, seed, hooks
         if hooks is not None:
-            _check(hooks, config)
-        self._datasets = [dataset_of(one) for one, _ in mixture]
-        self._snapshots = [snapshot_of(one) for one, _ in mixture]
+            _check_hooks(hooks, config)
+        self._datasets = [dataset_of(source) for source, _ in mixture]
+        self._snapshots = [snapshot_of(source) for source, _ in mixture]
         self._catalogs = open_mixture(mixture, config)
         weights = [float(weight) for _, weight in mixture]
         if not (0 < sum(weights) < math.inf and min(weights) >= 0):
@@ -126,7 +126,7 @@ class FeatureLoader:
         self._options: dict[str, Any] = {"prefetch": prefetch, "ready": ready, "in_order": in_order}
         self._reader, self._num_threads = reader, num_threads
         self._fused = fused and can_fuse(self.device)
-        self._arena_nbytes = arena_nbytes or self._wanted_nbytes()
+        self._arena_nbytes = arena_nbytes or self._default_arena_nbytes()
         self._epoch, self._consumed = 0, 0
         self._ahead: set[int] = set()
         self._stats = Stats()
@@ -135,14 +135,14 @@ class FeatureLoader:
         self._finalizer: Any = None
         self._pid = 0
 
-    def _wanted_nbytes(self) -> int:
+    def _default_arena_nbytes(self) -> int:
         largest = max(
             sample_nbytes(catalog.location(catalog.largest()), self.config)
             for catalog in self._catalogs
         )
-        least, most = _ARENA_NBYTES
-        batch = (self.config.batch_size + 1) * largest  # room for any, wherever the ring begins
-        return max(min(max(6 * largest, least), most), batch)
+        minimum, maximum = _ARENA_NBYTES
+        batch = (self.config.batch_size + 1) * largest  # space for one wherever the ring begins
+        return max(min(max(6 * largest, minimum), maximum), batch)
 
     def __len__(self) -> int:
         """Batches in an epoch of this rank."""
@@ -150,16 +150,16 @@ class FeatureLoader:
 
     @property
     def most_chains(self) -> int:
-        """Chains of the largest complex that may be drawn; 1 of datasets of chains."""
+        """Number of chains of the largest eligible complex; 1 for datasets of chains."""
         return max(catalog.most_chains for catalog in self._catalogs)
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to; once one is at its end, that is the next."""
+        """The epoch of the next batch; at the end of an epoch, the following one."""
         return self._epoch + (self._consumed >= self.planner.epoch_len)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The rest of the current epoch, or the next one whole."""
+        """Batches of the rest of the current epoch, or of the next epoch at its end."""
         if self.epoch > self._epoch:
             self._epoch, self._consumed = self.epoch, 0
         epoch = self._epoch
@@ -168,7 +168,7 @@ class FeatureLoader:
 
     def _next(self) -> dict[str, Any]:
         if self._feeder is not None and self._pid != os.getpid():
-            self._forget()  # forked: thread and reader stayed with the parent
+            self._forget()  # forked: the thread and the reader belong to the parent
         try:
             feeder = self._feeder or self._start()
             called = time.perf_counter()
@@ -176,16 +176,16 @@ class FeatureLoader:
             batch = self._take(feeder)
             waited = time.perf_counter() - called
             tensors = batch.hand_over()
-            self._note(batch.plan)
-        except BaseException:  # Ctrl-C too: whoever continues gets the batch that was not given
+            self._advance(batch.plan)
+        except BaseException:  # Ctrl-C too: the next iteration gets the undelivered batch
             self.close()
             raise
         self._stats.delivered(batch, waited, cause)
-        feeder.ready.refill()  # only now: making the next ones would hold up this one
+        feeder.ready.refill()  # after delivery: making the next batches would delay this one
         return tensors
 
-    def _note(self, plan: BatchPlan) -> None:
-        """Move on: past this batch if it was the next one, and past those that came before it."""
+    def _advance(self, plan: BatchPlan) -> None:
+        """Advances the position past this batch, and past batches delivered before their turn."""
         if plan.epoch != self._epoch:
             self._epoch, self._consumed = plan.epoch, 0
         width = self.planner.width
@@ -198,14 +198,14 @@ class FeatureLoader:
     def _take(self, feeder: Feeder) -> ReadyBatch:
         while (item := feeder.ready.take(5.0)) is None:
             if not feeder.is_alive():
-                raise LoaderError("the loader was closed while a batch was wanted")
+                raise LoaderError("the loader was closed while a batch was requested")
         if isinstance(item, BaseException):
             raise item
         return item
 
     def _start(self) -> Feeder:
         arena = Arena(self._arena_nbytes)
-        self._finalizer = weakref.finalize(self, arena.close)  # if what follows fails
+        self._finalizer = weakref.finalize(self, arena.close)  # if starting the feeder fails
         prefault(arena.array)
         if self.device.type == "cuda":
             arena.pin()
@@ -215,15 +215,15 @@ class FeatureLoader:
             hooks=self._hooks, datasets=self._datasets,
         )  # fmt: skip
         storages = [dataset.storage for dataset in self._datasets]
-        kind: Any = ProcessReaders if self._reader == "process" else ThreadReaders
+        readers_class: Any = ProcessReaders if self._reader == "process" else ThreadReaders
         readers: functools.partial[Readers] = functools.partial(
-            kind, storages, arena, self._num_threads
+            readers_class, storages, arena, self._num_threads
         )
-        had = {(self._epoch, start + self.planner.width) for start in self._ahead}
+        delivered = {(self._epoch, start + self.planner.width) for start in self._ahead}
         batches = (
             plan
             for plan in self.planner.batches(self._epoch, self._consumed)
-            if (plan.epoch, plan.consumed) not in had
+            if (plan.epoch, plan.consumed) not in delivered
         )
         feeder = Feeder(self.planner, batches, readers, arena, maker, self._stats, **self._options)
         self._feeder, self._arena = feeder, arena
@@ -234,9 +234,9 @@ class FeatureLoader:
         return feeder
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream is after the last batch that was handed out: plain JSON values.
+        """The position of the stream after the last delivered batch, as plain JSON values.
 
-        It is the same on every rank, but for the middle of an optimiser step out of order.
+        It is the same on every rank, except within an optimiser step with `in_order=False`.
         """
         ahead = {"ahead": sorted(self._ahead), "width": self.planner.width} if self._ahead else {}
         shares = {"weights": self.planner.weights} if len(self._datasets) > 1 else {}
@@ -255,23 +255,25 @@ class FeatureLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where a saved loader stood, with any number of ranks.
+        """Resumes exactly at the position of a saved state, with any number of ranks.
 
         Raises:
-            CannotResume: other data, configuration, seed or optimiser batch; says which.
+            CannotResume: data, configuration, seed or optimiser batch differ; names which.
         """
-        mine = self.state_dict()
+        own_state = self.state_dict()
         if state.get("version") != _STATE_VERSION:
             raise CannotResume(f"state version {state.get('version')}, not {_STATE_VERSION}")
-        for name in _SAME:
-            was, now = state.get(name), mine.get(name)
-            if was != now:
-                raise CannotResume(f"{name} was {was!r} and is now {now!r}: {_SAME[name]}")
+        for name in _MUST_MATCH:
+            saved, current = state.get(name), own_state.get(name)
+            if saved != current:
+                raise CannotResume(
+                    f"{name} was {saved!r} and is now {current!r}: {_MUST_MATCH[name]}"
+                )
         self.planner.check_start(state["consumed"])
         if state.get("width", self.planner.width) != self.planner.width:
             raise CannotResume(
                 f"{len(state['ahead'])} batches of {state['width']} samples were handed over "
-                f"out of order; save at the end of an optimiser step to go on with batches of "
+                f"out of order; save at the end of an optimiser step to resume with batches of "
                 f"{self.planner.width} (world size x batch size)"
             )
         self.close()
@@ -279,19 +281,19 @@ class FeatureLoader:
         self._ahead = set(state.get("ahead", ()))
 
     def stats(self) -> dict[str, Any]:
-        """Counts and times since the loader was made; see `Stats.summary`."""
+        """Counters and timings since construction; see `Stats.summary`."""
         return self._stats.summary()
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a Chrome trace of reads, makes and waits; every wait has its cause as name."""
+        """Writes a Chrome trace of reads, makes and waits; a wait is named by its cause."""
         self._stats.trace.write(path)
 
     def close(self) -> None:
-        """Stop threads and reader process and free the shared memory; iterating restarts them."""
+        """Stops threads and the reader process, frees shared memory; iterating restarts them."""
         try:
             if self._finalizer is not None:
                 self._finalizer()
-        finally:  # a second Ctrl-C while stopping: what was asked to stop is not used again
+        finally:  # after a second Ctrl-C while stopping, too
             self._forget()
 
     def _forget(self) -> None:
@@ -306,7 +308,7 @@ class FeatureLoader:
         self.close()
 
 
-def _check(hooks: LoaderHooks, config: LoaderConfig) -> None:
+def _check_hooks(hooks: LoaderHooks, config: LoaderConfig) -> None:
     if not config.of_chains and (hooks.crop or hooks.features):
         raise ValueError("hooks for crops and features are of single chains; use a transform")
     if config.entries is not None and hooks.weights:
@@ -314,15 +316,15 @@ def _check(hooks: LoaderHooks, config: LoaderConfig) -> None:
 
 
 def _shut_down(pid: int, feeder: Feeder, arena: Arena) -> None:
-    if pid == os.getpid():  # in a fork, thread and reader are the parent's, and its locks may be
+    if pid == os.getpid():  # in a fork, the thread, the reader and held locks are the parent's
         feeder.stop()
         arena.close()
 
 
-def _device(wanted: str | torch.device | None) -> torch.device:
-    if wanted is None:
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(wanted)
-    if str(device) == "cuda":  # no number: the one that is current
+def _device(name: str | torch.device | None) -> torch.device:
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if str(device) == "cuda":  # without a number: the current one
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -1,8 +1,8 @@
-"""A decoded chain on some device to the features of one sample.
+"""Features of one sample from a decoded chain, on any device.
 
-Two functions: `constant_features` once a sample, `recycle_features` once for each
-recycle that will run. They ask the device for nothing (every shape is known on
-the host beforehand), so a GPU gets its work without ever stopping the caller.
+`constant_features` is called once a sample, `recycle_features` once for each
+recycle that will run. All shapes are known on the host, so that neither
+synchronizes with a GPU.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from evofeed.loader.transforms import msa as msa_transforms
 
 @dataclass(frozen=True, slots=True)
 class ChainTensors:
-    """A chain record as tensors on one device, full length; templates already chosen.
+    """A full-length chain record as tensors on one device, with the selected templates.
 
-    Shapes: `L` residues, `N` rows in the record's order, `T` chosen templates.
+    Shapes: `L` residues, `N` rows in the record's order, `T` templates.
     """
 
     aatype: Integer[Tensor, " L"]
@@ -55,7 +55,7 @@ class ChainTensors:
         resolution: float,
         is_distillation: bool,
     ) -> ChainTensors:
-        """From a record's arrays by name, with these of its templates."""
+        """Tensors of a record's arrays, which `array` returns by name, with these templates."""
 
         def tensor(values: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values)).to(device)
@@ -67,9 +67,9 @@ class ChainTensors:
             "template_all_atom_mask": np.zeros([0, num_res, 37], np.float32),
             "template_sum_probs": np.zeros(0, np.float32),
         }
-        codes, xyz, there, probs = (
-            tensor(array(name)[list(templates)] if templates else none)
-            for name, none in empty.items()
+        codes, xyz, atom_mask, probs = (
+            tensor(array(name)[list(templates)] if templates else default)
+            for name, default in empty.items()
         )
         return cls(
             aatype=tensor(array("aatype")),
@@ -79,7 +79,7 @@ class ChainTensors:
             profile_counts=tensor(array("hhblits_profile_counts")),
             template_aatype=codes,
             template_positions=xyz,
-            template_mask=there.float(),
+            template_mask=atom_mask.float(),
             template_sum_probs=probs,
             positions=tensor(array("all_atom_positions")) if with_structure else None,
             mask=tensor(array("all_atom_mask")).float() if with_structure else None,
@@ -102,7 +102,7 @@ def constant_features(chain: ChainTensors, crop: Crop, config: LoaderConfig) -> 
     """Features that are the same in every recycle, cropped but not padded."""
     aatype = chain.aatype.to(torch.int64)
     tables = structure.ResidueTables(aatype)
-    whole = {
+    full = {
         "aatype": aatype,
         "residue_index": chain.residue_index.to(torch.int64),
         "seq_mask": torch.ones(chain.num_res, device=aatype.device),
@@ -110,10 +110,10 @@ def constant_features(chain: ChainTensors, crop: Crop, config: LoaderConfig) -> 
         **structure.make_atom14_masks(tables),
     }
     if config.supervised:
-        known = known_structure(chain.positions, chain.mask, aatype)
-        whole |= structure.structure_features(aatype, tables, *known)
+        truth = structure_or_zeros(chain.positions, chain.mask, aatype)
+        full |= structure.structure_features(aatype, tables, *truth)
     cut = slice(crop.start, crop.stop)
-    features = {name: value[cut] for name, value in whole.items()}
+    features = {name: value[cut] for name, value in full.items()}
     templates = structure.template_features(
         chain.template_aatype.to(torch.int64),
         chain.template_positions,
@@ -126,18 +126,18 @@ def constant_features(chain: ChainTensors, crop: Crop, config: LoaderConfig) -> 
     return features
 
 
-def known_structure(
+def structure_or_zeros(
     positions: Tensor | None, mask: Tensor | None, aatype: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The true structure; all unknown where there is none, so that no loss counts it."""
+    """The true structure; zeros if there is none, masked in every loss."""
     if positions is not None and mask is not None:
         return positions, mask.to(torch.float32)
     shape, device = (len(aatype), 37), aatype.device
     return torch.zeros(*shape, 3, device=device), torch.zeros(shape, device=device)
 
 
-def _chosen_rows(chain: ChainTensors, draws: RecycleDraws, config: LoaderConfig) -> Tensor:
-    """Rows left by block deletion (and distillation), the query first, the rest shuffled."""
+def _sample_rows(chain: ChainTensors, draws: RecycleDraws, config: LoaderConfig) -> Tensor:
+    """Rows after block deletion (and distillation's sampling), shuffled behind the query."""
     num_rows, device = chain.num_rows, chain.msa.device
     spans = row_spans(num_rows, draws, config)
     rows = torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
@@ -148,11 +148,11 @@ def _chosen_rows(chain: ChainTensors, draws: RecycleDraws, config: LoaderConfig)
 
 
 def row_spans(num_rows: int, draws: RecycleDraws, config: LoaderConfig) -> list[tuple[int, int]]:
-    """Rows that block deletion leaves, as `[from, to)`."""
+    """Spans `[from, to)` of rows after block deletion."""
     size = msa_transforms.block_size(num_rows, config.block_fraction)
     if not config.num_blocks or not size or num_rows == 1:
         return [(0, num_rows)]
-    return msa_transforms.kept_spans(num_rows, draws.block_starts(num_rows), size)
+    return msa_transforms.remaining_spans(num_rows, draws.block_starts(num_rows), size)
 
 
 def _query_first(rows: Tensor, order: Tensor) -> Tensor:
@@ -164,24 +164,24 @@ def recycle_features(
 ) -> dict[str, Tensor]:
     """Features of one recycle, cropped but not padded.
 
-    Rows are chosen, masked and clustered at full length (AF2 SI 1.2.6-1.2.7).
+    Rows are sampled, masked and clustered at full length (AF2 SI 1.2.6-1.2.7).
     """
-    rows = _chosen_rows(chain, draws, config)
-    centres, others = rows[: config.max_msa_clusters], rows[config.max_msa_clusters :]
-    true_msa, extra_msa = chain.msa[centres], chain.msa[others]
+    rows = _sample_rows(chain, draws, config)
+    centres, extra = rows[: config.max_msa_clusters], rows[config.max_msa_clusters :]
+    true_msa, extra_msa = chain.msa[centres], chain.msa[extra]
     position = draws.mask_position(true_msa.shape[0], chain.num_res)
     replacement = draws.replacement(true_msa, chain.profile_counts)
     masked, bert_mask = msa_transforms.mask_msa(true_msa, position, replacement)
     cluster = clusters.nearest_clusters(masked, extra_msa)
     cut = slice(crop.start, crop.stop)
     masked, deletions = masked[:, cut], chain.deletions[centres][:, cut]
-    extra_msa, extra_deletions = extra_msa[:, cut], chain.deletions[others][:, cut]
+    extra_msa, extra_deletions = extra_msa[:, cut], chain.deletions[extra][:, cut]
     profile, deletion_mean = clusters.summarize_clusters(
         masked, deletions, extra_msa, extra_deletions, cluster
     )
-    picked = draws.extra_order(extra_msa.shape[0])[: config.max_extra_msa]
-    extra_msa, extra_deletions = extra_msa[picked], extra_deletions[picked]
-    ones = torch.ones(max(masked.shape[0], len(picked)), crop.length, device=masked.device)
+    selected = draws.extra_order(extra_msa.shape[0])[: config.max_extra_msa]
+    extra_msa, extra_deletions = extra_msa[selected], extra_deletions[selected]
+    ones = torch.ones(max(masked.shape[0], len(selected)), crop.length, device=masked.device)
     return {
         "msa_feat": msa_transforms.make_msa_feat(masked, deletions, profile, deletion_mean),
         "msa_mask": ones[: masked.shape[0]],
@@ -189,8 +189,8 @@ def recycle_features(
         "bert_mask": bert_mask[:, cut],
         "true_msa": true_msa[:, cut],
         "extra_msa": extra_msa,
-        "extra_msa_mask": ones[: len(picked)],
-        "extra_msa_row_mask": ones[: len(picked), 0],
+        "extra_msa_mask": ones[: len(selected)],
+        "extra_msa_row_mask": ones[: len(selected), 0],
         "extra_has_deletion": msa_transforms.has_deletion(extra_deletions),
         "extra_deletion_value": msa_transforms.deletion_value(extra_deletions),
     }

@@ -1,8 +1,8 @@
-"""The thread that keeps batches coming: plan, read, make, hand over.
+"""The feeder thread, which prepares batches ahead: plan, read, make, queue.
 
-It holds all state of what is under way, so a reader can die at any moment: what
-was asked of it is asked of the next one. Batches leave in the planned order, or, if that is
-allowed, as they come within an optimiser step.
+It holds the state of all pending reads, so a reader can die at any moment: its requests
+are sent to the next one. Batches are delivered in the planned order, or, with
+`in_order=False`, as they become ready within an optimiser step.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from evofeed.loader.stats import Stats
 _LOG: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.1
 _REFUSALS: Final = 4
-"""Reads of one chain that a storage may refuse: while it answers for another, or for our rights."""
-_REMIND_SECONDS: Final = 60.0
-"""Reads that fail are logged at most so often."""
+"""Reads of a chain that a storage may refuse, by answering for others or denying access."""
+_WARNING_SECONDS: Final = 60.0
+"""Failed reads are logged at most this often."""
 
 
 def sample_nbytes(location: Any, config: LoaderConfig) -> int:
-    """Bytes a slot for the sample at a place must have."""
+    """Bytes of a slot for the sample at a location."""
     if config.of_chains:
         return slot_nbytes(location, config.max_templates > 0)
     return int(location.nbytes)
@@ -45,7 +45,7 @@ def sample_nbytes(location: Any, config: LoaderConfig) -> int:
 
 @dataclass(slots=True)
 class _Sample:
-    """A sample under way; `offset` is its slot, None while it has none."""
+    """A pending sample; `offset` is that of its slot, None while it has none."""
 
     plan: SamplePlan
     age: int
@@ -54,23 +54,23 @@ class _Sample:
     failures: int = 0
     failing_since: float = 0.0
     refusals: int = 0
-    """Failures while the storage answered for another chain, or denied us access."""
+    """Failures while the storage answered for another chain, or denied access."""
     offset: int | None = None
     slab: Any = None
 
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """A batch under way: its plan and the samples asked for so far."""
+    """A pending batch: its plan and the samples requested so far."""
 
     plan: BatchPlan
     samples: list[_Sample] = field(default_factory=list)
 
-    def is_asked_for(self) -> bool:
+    def is_requested(self) -> bool:
         return len(self.samples) == len(self.plan.samples)
 
     def is_filled(self) -> bool:
-        return self.is_asked_for() and all(sample.slab is not None for sample in self.samples)
+        return self.is_requested() and all(sample.slab is not None for sample in self.samples)
 
 
 class Feeder(threading.Thread):
@@ -96,40 +96,40 @@ class Feeder(threading.Thread):
         self._structure = planner.config.supervised
         self._templates = planner.config.max_templates > 0
         self.ready = ReadyQueue(ready)
-        self._under_way: deque[_Batch] = deque()
+        self._in_progress: deque[_Batch] = deque()
         self._requested: dict[int, _Sample] = {}
         self._unsent: list[ReadRequest] = []
-        self._unplaced: list[_Sample] = []
+        self._waiting_for_slot: list[_Sample] = []
         self._retries: list[tuple[float, _Sample]] = []
         self._last_success, self._last_warning = 0.0, -math.inf
         self._probes: dict[int, ChainLocation] = {}
-        """Of each dataset the chain that was read last."""
+        """Location of the chain read last, by dataset."""
         self._bad: set[tuple[int, int]] = set()
-        """Chains whose records cannot be read."""
+        """Chains with unreadable records, as dataset and row."""
         self._refused: dict[int, set[tuple[int, int]]] = {}
-        """By a sample's key, chains of which there is no such sample. Which others found some, and
-        when, has no part in it: the same samples come whatever the timing."""
-        self._named: set[tuple[int, int]] = set()
-        self._restarted: tuple[BatchPlan, int] | None = None
-        """The batch that all was started over for last, and how many chains were bad then."""
+        """Chains without a sample, by the sample's key. It does not depend on other samples, so
+        the stream of samples does not depend on timing."""
+        self._reported: set[tuple[int, int]] = set()
+        self._last_restart: tuple[BatchPlan, int] | None = None
+        """The first batch of the last restart, and the number of excluded chains then."""
         self._number = 0
         self.busy_with = "starting"
-        """What the next batch is waiting for, in a word."""
+        """The cause of a wait for the next batch, for statistics."""
 
     def stop(self) -> None:
-        """End the thread and everything it started; returns when they are gone."""
+        """Ends the thread and everything it started, and waits for them."""
         self.ready.close()
         if self.is_alive():
             self.join()
 
     def run(self) -> None:
-        """Feed until stopped."""
+        """Prepares batches until stopped."""
         readers = None
         try:
             readers = self._start_readers()
             self._stats.follow(readers)
-            while self.ready.wait_for_room():
-                self._round(readers)
+            while self.ready.wait_for_space():
+                self._run_once(readers)
         except BaseException as error:
             self.ready.put(error)
         finally:
@@ -138,16 +138,16 @@ class Feeder(threading.Thread):
                 readers.close()
             self._maker.close()
 
-    def _round(self, readers: Readers) -> None:
+    def _run_once(self, readers: Readers) -> None:
         self._maker.reclaim()
         filled = self._next_filled()
         if filled is not None:
-            self._under_way.remove(filled)
+            self._in_progress.remove(filled)
             self._deliver(filled)
         self._retry()
-        while self._unplaced and self._request(self._unplaced[0]):  # substitutes, the oldest first
-            self._unplaced.pop(0)
-        self._ask()
+        while self._waiting_for_slot and self._request(self._waiting_for_slot[0]):
+            self._waiting_for_slot.pop(0)
+        self._request_ahead()
         if self._unsent:
             readers.submit(self._unsent)
             self._unsent = []
@@ -155,17 +155,17 @@ class Feeder(threading.Thread):
             self.busy_with = "waking up"
         elif self._requested or self._retries:
             self.busy_with = "reading"
-            for number, answer in readers.poll(_POLL_SECONDS):
-                self._answered(number, answer)
-        else:  # nothing to wait for but room in the arena
+            for number, result in readers.poll(_POLL_SECONDS):
+                self._handle_result(number, result)
+        else:  # only space in the arena is missing
             self.busy_with = "room in shared memory"
             if not self._maker.reclaim(wait=True):
-                self._start_over()
+                self._restart()
 
     def _next_filled(self) -> _Batch | None:
-        """The batch whose turn it is, if it is there; out of order, any of its optimiser step."""
-        for batch in self._under_way:
-            head = self._under_way[0]
+        """The next batch once it is filled; out of order, any filled one of its optimiser step."""
+        for batch in self._in_progress:
+            head = self._in_progress[0]
             if (batch.plan.epoch, batch.plan.step) != (head.plan.epoch, head.plan.step):
                 break
             if batch.is_filled():
@@ -174,22 +174,22 @@ class Feeder(threading.Thread):
                 break
         return None
 
-    def _ask(self) -> None:
-        """Request samples of the next batches as far as prefetch and memory allow.
+    def _request_ahead(self) -> None:
+        """Requests samples of the next batches as far as prefetch and memory allow.
 
-        While the consumer has enough, only once half of them have been used, and then all at
-        once: a reader that is woken for each sample spends more on waking than on reading.
+        While batches are ready, requests are sent together once half of the prefetched batches are
+        used: waking a reader for each sample costs more than reading it.
         """
-        most = self._prefetch
-        if len(self.ready) and len(self._under_way) > self._prefetch // 2:
-            most = 0  # but what was begun is asked for to the end
-        while not self._unplaced:
-            batch = self._under_way[-1] if self._under_way else None
-            if batch is None or batch.is_asked_for():
-                if len(self._under_way) >= most:
+        limit = self._prefetch
+        if len(self.ready) and len(self._in_progress) > self._prefetch // 2:
+            limit = 0  # only the rest of the batch begun
+        while not self._waiting_for_slot:
+            batch = self._in_progress[-1] if self._in_progress else None
+            if batch is None or batch.is_requested():
+                if len(self._in_progress) >= limit:
                     return
                 batch = _Batch(next(self._batches))
-                self._under_way.append(batch)
+                self._in_progress.append(batch)
             plan = self._readable(batch.plan.samples[len(batch.samples)])
             sample = _Sample(plan, self._number)
             if not self._request(sample):
@@ -211,11 +211,11 @@ class Feeder(threading.Thread):
             raise LoaderError(f"{error}; the last one: {self._stats.bad_chains[-1]}") from None
 
     def _request(self, sample: _Sample) -> bool:
-        """Give the sample a slot and ask for it; False if there is no room."""
+        """Allocates a slot for the sample and requests it; False if the arena is full."""
         plan = sample.plan
         location = self._planner.catalogs[plan.dataset].location(plan.row)
         config = self._planner.config
-        nbytes = sample_nbytes(location, config) + self._maker.words_nbytes(location)
+        nbytes = sample_nbytes(location, config) + self._maker.words_nbytes()
         try:
             offset = self._arena.allocate(nbytes)
         except ValueError as error:
@@ -239,108 +239,108 @@ class Feeder(threading.Thread):
         self._unsent.append(request)
 
     def _retry(self) -> None:
-        """Ask again for what a storage would not give a while ago."""
+        """Sends postponed reads again once they are due."""
         now = time.perf_counter()
-        for due, sample in [one for one in self._retries if one[0] <= now]:
+        for due, sample in [retry for retry in self._retries if retry[0] <= now]:
             self._retries.remove((due, sample))
             assert sample.request is not None
             probe = self._probes.get(sample.plan.dataset)
             request = sample.request._replace(number=self._number, probe=probe)
             self._submit(sample, request)
 
-    def _answered(self, number: int, answer: Any) -> None:
+    def _handle_result(self, number: int, result: Any) -> None:
         sample = self._requested.pop(number)
         assert sample.request is not None
-        if not isinstance(answer, EvofeedError):
-            sample.slab = answer
+        if not isinstance(result, EvofeedError):
+            sample.slab = result
             self._last_success = time.perf_counter()
             self._probes[sample.plan.dataset] = sample.request.location
-            self._stats.was_read(sample.request.location.chain_id, sample.requested, answer.seconds)
+            self._stats.was_read(sample.request.location.chain_id, sample.requested, result.seconds)
             return
-        passing = type(answer) in (StoreError, ChainRefused, AccessDenied)
-        if passing and self._may_pass(sample, answer):
+        transient = type(result) in (StoreError, ChainRefused, AccessDenied)
+        if transient and self._postpone(sample, result):
             return
         assert sample.offset is not None
         self._arena.free(sample.offset)
         sample.offset = None
-        self._quarantine(sample, answer)
+        self._exclude(sample, result)
         sample.plan = self._substitute(sample.plan)
-        self._unplaced.append(sample)
-        self._unplaced.sort(key=lambda one: one.age)
+        self._waiting_for_slot.append(sample)
+        self._waiting_for_slot.sort(key=lambda sample: sample.age)
 
-    def _may_pass(self, sample: _Sample, why: EvofeedError) -> bool:
-        """Put a read off whose storage did not answer: an outage is no fault of the chain.
+    def _postpone(self, sample: _Sample, error: EvofeedError) -> bool:
+        """Postpones a read that the storage did not answer; False if the chain is given up.
 
         Raises:
-            LoaderError: nothing at all could be read for a long time, or we may not read.
+            LoaderError: the outage lasted `outage_seconds`, or access is denied.
         """
         now = time.perf_counter()
-        if not sample.failures:  # when it was asked for says little: a job may have been suspended
+        if not sample.failures:  # not the time of the request: the job may have been suspended
             sample.failing_since = now
         sample.failures += 1
         self._stats.retries += 1
-        sample.refusals += isinstance(why, (ChainRefused, AccessDenied))
+        sample.refusals += isinstance(error, (ChainRefused, AccessDenied))
         if sample.refusals >= _REFUSALS:
-            if isinstance(why, AccessDenied):  # waiting does not help
-                then = "then iterate again, or go on from the state: no batch is lost"
-                raise LoaderError(f"access was denied: {why}; {then}") from why
+            if isinstance(error, AccessDenied):  # waiting does not help
+                hint = "then iterate again, or resume from the state: no batch is lost"
+                raise LoaderError(f"access was denied: {error}; {hint}") from error
             return False
         patience = self._planner.config.outage_seconds
-        left = max(self._last_success, sample.failing_since) + patience - now
-        if left < 0:
-            raise LoaderError(f"nothing could be read for {patience:g} s: {why}") from why
-        if now - self._last_warning > _REMIND_SECONDS:
+        remaining = max(self._last_success, sample.failing_since) + patience - now
+        if remaining < 0:
+            raise LoaderError(f"nothing could be read for {patience:g} s: {error}") from error
+        if now - self._last_warning > _WARNING_SECONDS:
             self._last_warning = now
-            _LOG.warning("a read failed and is tried again, for %d s at most: %s", left, why)
-        wait = min(patience / 1800 * 2 ** (sample.failures - 1), 15.0)
-        self._retries.append((now + wait, sample))
+            _LOG.warning("a read failed and is tried again, for %d s at most: %s", remaining, error)
+        delay = min(patience / 1800 * 2 ** (sample.failures - 1), 15.0)
+        self._retries.append((now + delay, sample))
         return True
 
-    def _num_bad(self) -> int:
+    def _num_excluded(self) -> int:
         return len(self._bad) + sum(map(len, self._refused.values()))
 
-    def _start_over(self) -> None:
-        """Let go of all that was read and ask for it again: the rest fits in nowhere between.
+    def _restart(self) -> None:
+        """Frees all slots and requests all samples again, because the arena is fragmented.
 
-        Substitutes come after samples that are younger than they, and leave gaps behind. In their
-        own order, in an empty arena, there is room for a batch, or there never is.
+        Slots of substitutes are allocated after those of later samples and leave gaps. An empty
+        arena has space for a batch if any arena of its size has.
 
         Raises:
             LoaderError: the next batch is larger than the arena.
         """
-        plan = self._under_way[0].plan
-        if self._restarted == (plan, self._num_bad()):
+        plan = self._in_progress[0].plan
+        if self._last_restart == (plan, self._num_excluded()):
             raise LoaderError(
                 f"a batch of {len(plan.samples)} samples does not fit into the "
                 f"{self._arena.nbytes:,} bytes of shared memory: raise arena_nbytes"
             )
-        self._restarted = plan, self._num_bad()
-        for batch in self._under_way:
+        self._last_restart = plan, self._num_excluded()
+        for batch in self._in_progress:
             for sample in batch.samples:
                 if sample.offset is not None:
                     self._arena.free(sample.offset)
-        self._batches = itertools.chain([batch.plan for batch in self._under_way], self._batches)
-        self._under_way.clear()
-        self._unplaced.clear()
+        self._batches = itertools.chain([batch.plan for batch in self._in_progress], self._batches)
+        self._in_progress.clear()
+        self._waiting_for_slot.clear()
 
-    def _quarantine(self, sample: _Sample, why: EvofeedError) -> None:
+    def _exclude(self, sample: _Sample, error: EvofeedError) -> None:
         self._stats.substituted += 1
         chain = sample.plan.dataset, sample.plan.row
-        if isinstance(why, LoaderError):  # another draw may have a sample of it
+        if isinstance(error, LoaderError):  # the chain may have a sample with another key
             self._refused.setdefault(sample.plan.key, set()).add(chain)
         else:
             self._bad.add(chain)
-        if chain in self._named:
+        if chain in self._reported:
             return
-        self._named.add(chain)
-        self._stats.bad_chains.append(str(why))
-        _LOG.warning("this chain cannot be read and is replaced: %s", why)
+        self._reported.add(chain)
+        self._stats.bad_chains.append(str(error))
+        _LOG.warning("this chain cannot be read and is replaced: %s", error)
         limit = self._planner.config.max_bad_chains
-        if len(self._named) > limit:
+        if len(self._reported) > limit:
             raise LoaderError(
-                f"{len(self._named)} chains cannot be read, more than max_bad_chains={limit}; "
-                f"the last one: {why}"
-            ) from why
+                f"{len(self._reported)} chains cannot be read, more than max_bad_chains={limit}; "
+                f"the last one: {error}"
+            ) from error
 
     def _deliver(self, batch: _Batch) -> None:
         slots = []
@@ -350,6 +350,6 @@ class Feeder(threading.Thread):
             self._refused.pop(sample.plan.key, None)
             slots.append(FilledSlot(sample.plan, sample.slab, sample.offset))
         self.busy_with = "making"
-        made = self._maker.make(batch.plan, slots)
-        self._stats.made(made, len(slots))
-        self.ready.put(made)
+        ready_batch = self._maker.make(batch.plan, slots)
+        self._stats.batch_made(ready_batch, len(slots))
+        self.ready.put(ready_batch)

@@ -1,4 +1,4 @@
-"""One record of a chain or a complex as a batch of one, without a dataset or a loader."""
+"""Batches of a single record of a chain or a complex, without a dataset or a loader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.packed import PackedSlab
 from evofeed.loader.sample_draws import SampleDraws
-from evofeed.loader.unpack import bytes_beside, unpack_sample
+from evofeed.loader.unpack import overflow_tensor, unpack_sample
 from evofeed.loader.views.laid import Laid
 from evofeed.protein.assembly_record import AssemblyRecord
 from evofeed.protein.chain_record import ChainRecord
@@ -30,14 +30,14 @@ _CPU = torch.device("cpu")
 def record_batch(
     record: ChainRecord, *, no_recycling_iters: int = 3, seed: int = 0, **sizes: int
 ) -> dict[str, Tensor]:
-    """The whole chain for prediction: nothing cropped, the first templates, no true structure.
+    """The full chain for prediction: not cropped, with the first templates, without structure.
 
     Args:
         no_recycling_iters: recycles before the last pass.
         seed: of the rows drawn from its MSA.
-        sizes: `max_msa_clusters` and others, if not OpenFold's. A model that always had extra
-            sequences in training is lost without: with none, AF2's outer product mean divides
-            its bias by 1e-3.
+        sizes: `max_msa_clusters` and others, if not OpenFold's. A model that was always trained
+            with extra sequences fails without any: AF2's outer product mean then divides its
+            bias by 1e-3.
     """
     config = LoaderConfig.prediction(max_recycling_iters=no_recycling_iters, **sizes)
     key = sample_key(seed, 0, 0)
@@ -53,7 +53,7 @@ def sample_batch(
 ) -> dict[str, Tensor]:
     """The chain's features from explicit random decisions, FAPE clamped.
 
-    `draws` has those about the MSA, one for each recycle (R).
+    `draws` has the decisions about the MSA, one for each recycle (R).
     """
     chain = chain_tensors(record, crop.templates, supervised=config.supervised)
     num_res = config.crop_size or record.num_res
@@ -65,7 +65,7 @@ def sample_batch(
 def chain_tensors(
     record: ChainRecord, templates: tuple[int, ...], *, supervised: bool
 ) -> ChainTensors:
-    """A record as tensors on the CPU, with these of its templates."""
+    """A record as tensors on the CPU, with these templates."""
     has_structure = record.all_atom_positions is not None and record.all_atom_mask is not None
     return ChainTensors.of(
         functools.partial(getattr, record),
@@ -86,12 +86,12 @@ def assembly_batch(
     supervised: bool = False,
     **sizes: int,
 ) -> dict[str, Any]:
-    """The whole complex for prediction: nothing cropped, the first templates.
+    """The full complex for prediction: not cropped, with the first templates.
 
     Args:
         no_recycling_iters: recycles before the last pass.
         seed: of the rows drawn from its MSA.
-        supervised: with the true structure, and `gt_features`.
+        supervised: add the true structure and `gt_features`.
         sizes: `max_msa_clusters` and others, if not AlphaFold-Multimer's.
     """
     config = LoaderConfig.multimer_prediction(
@@ -105,4 +105,4 @@ def assembly_batch(
 def complex_tensors(laid: Laid, info: AssemblyInfo) -> AssemblyTensors:
     """A planned complex on the CPU."""
     slab = PackedSlab.of(laid, info, memoryview(b""))
-    return AssemblyTensors(info, **unpack_sample(slab.where, bytes_beside(slab))[0])
+    return AssemblyTensors(info, **unpack_sample(slab.layout, overflow_tensor(slab))[0])

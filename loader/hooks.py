@@ -1,8 +1,8 @@
 """User-defined hooks of the loader: weights, crops, features, transforms on the device.
 
-Each is a plain function of what it is given, so that ranks, workers and restarts change nothing:
-what is random takes its numbers from `ChainSample.rng`, or from the transform's generator. They
-run in the process of the trainer and need not be picklable.
+Each is a pure function of its arguments, so that batches do not depend on ranks, workers or
+restarts; random numbers come from `ChainSample.rng` or the transform's generator. Hooks run in
+the trainer's process and need not be picklable.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChainSample:
-    """The chain at a position of an epoch, as a hook sees it.
+    """The chain at a position of an epoch, the argument of hooks.
 
-    `num_res` are residues of the whole chain, `crop` is what is cut from it (a crop's own hook is
-    given the usual one), `key` is of everything random about the sample.
+    `num_res` is the length of the full chain, `crop` the sample's crop (for the `crop` hook the
+    default one), `key` the key of all random draws of the sample.
     """
 
     chain_id: str
@@ -50,30 +50,30 @@ class ChainSample:
 
     @cached_property
     def record(self) -> ChainRecord:
-        """All that the shard holds of the chain: one more read, in the loader's thread."""
+        """The chain's full record: another read of the shard, in the loader's thread."""
         return self._read(self.chain_id)
 
     @cached_property
     def rng(self) -> np.random.Generator:
-        """Numbers of this sample alone, the same on every machine."""
+        """A generator for this sample, with the same numbers on every machine."""
         return np.random.default_rng(stream_key(self.key, Purpose.HOOKS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderHooks:
-    """What a loader does besides, or otherwise than, its configuration says.
+    """Functions that extend or replace steps of the loader.
 
-    A saved state remembers `name`: give another one when a function changes.
+    A saved state stores `name`: change it when a function changes.
 
     Attributes:
         name: of these rules.
-        weights: of an index (of the chains that pass the filters, or of complexes) and an epoch:
-            how often each row is drawn, `f64[n]`, relative to the largest; a row of 0 never is.
-            In place of AF2's probabilities. A curriculum is a function that looks at the epoch.
-        crop: of a sample: the first residue that is kept, from 0.
-        features: of a sample: arrays by name. An array `[num_res, ...]` is cropped, padded with
+        weights: from an index (of eligible chains or complexes) and an epoch, the sampling weight
+            of each row, `f64[n]`, relative to the largest; rows with 0 are never drawn. Replaces
+            AF2's probabilities. A curriculum is a function that depends on the epoch.
+        crop: from a sample, the first residue of its crop, from 0.
+        features: from a sample, arrays by name. An array `[num_res, ...]` is cropped, padded with
             0 and stacked to `[B, crop, ...]`; a number becomes `[B]`.
-        transform: of a batch on its device and a generator for it: the batch that is handed over.
+        transform: from a batch on its device and a generator for it, the batch to deliver.
     """
 
     name: str
@@ -83,45 +83,45 @@ class LoaderHooks:
     transform: Callable[[dict[str, Any], torch.Generator], dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
-        """A state is compared by the name."""
+        """Requires a name, by which states are compared."""
         if not self.name:
             raise ValueError("hooks need a name: a saved state is compared by it")
 
     def probability(self, index: pa.Table, epoch: int) -> np.ndarray:
-        """The chance of each row of an index to be taken when it is its turn, `f64[n]`.
+        """The probability of accepting each row of an index in a pass, `f64[n]`.
 
         Raises:
             LoaderError: the weights are not one finite number, 0 or more, a row; or all are 0.
         """
         assert self.weights is not None
-        found = np.asarray(self.weights(index, epoch), float)
-        fine = found.shape == (index.num_rows,) and np.isfinite(found).all() and (found >= 0).all()
-        if not fine or not found.any():
+        weights = np.asarray(self.weights(index, epoch), float)
+        valid = weights.shape == (index.num_rows,) and np.isfinite(weights).all()
+        if not valid or (weights < 0).any() or not weights.any():
             raise LoaderError(
                 f"weights of hooks {self.name!r} in epoch {epoch} must be {index.num_rows} finite "
-                f"numbers of 0 or more, and not all 0; they have shape {found.shape}"
+                f"numbers of 0 or more, and not all 0; they have shape {weights.shape}"
             )
-        return np.asarray(found / found.max())
+        return np.asarray(weights / weights.max())
 
     def cropped(self, sample: ChainSample) -> Crop:
-        """The sample's crop (raises LoaderError: it does not lie within the chain)."""
+        """The sample's crop (raises LoaderError: it is not within the chain)."""
         if self.crop is None:
             return sample.crop
-        start, most = int(self.crop(sample)), sample.num_res - sample.crop.length
-        if not 0 <= start <= most:
+        start, last_start = int(self.crop(sample)), sample.num_res - sample.crop.length
+        if not 0 <= start <= last_start:
             raise LoaderError(
                 f"crop of hooks {self.name!r} begins at residue {start} of {sample.num_res}; "
-                f"with {sample.crop.length} residues it may begin at 0 to {most}",
+                f"with {sample.crop.length} residues it may begin at 0 to {last_start}",
                 item=sample.chain_id,
             )
         return replace(sample.crop, start=start)
 
     def stacked(self, samples: list[ChainSample], num_res: int) -> dict[str, Tensor]:
-        """The samples' own features as tensors of the CPU, `[B, num_res, ...]` or `[B]`.
+        """The user's features of the samples as CPU tensors, `[B, num_res, ...]` or `[B]`.
 
         Raises:
-            LoaderError: an array has neither the chain's length nor no axis, or samples differ
-                in what they have.
+            LoaderError: an array is neither a number nor of the chain's length, or names, shapes
+                or dtypes differ between samples.
         """
         import torch
 
@@ -138,7 +138,7 @@ class LoaderHooks:
 
     def _padded(self, sample: ChainSample, num_res: int) -> dict[str, np.ndarray]:
         assert self.features is not None
-        found = {}
+        padded = {}
         for name, value in self.features(sample).items():
             array = np.asarray(value)
             if array.ndim and len(array) != sample.num_res:
@@ -151,5 +151,5 @@ class LoaderHooks:
                 cut = array[sample.crop.start : sample.crop.stop]
                 array = np.zeros((num_res, *array.shape[1:]), array.dtype)
                 array[: len(cut)] = cut
-            found[name] = array
-        return found
+            padded[name] = array
+        return padded

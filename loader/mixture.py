@@ -1,4 +1,4 @@
-"""Sources of a loader: chains of datasets, their complexes, or their entries."""
+"""Sources of a loader: chains of datasets, their complexes, or their entries; mixtures of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Source = Dataset | Assemblies | Entries
 
 
 def dataset_of(source: Source) -> Dataset:
-    """The dataset that chains, complexes or entries are of."""
+    """The dataset of a source."""
     return source if isinstance(source, Dataset) else source.dataset
 
 
 def snapshot_of(source: Source) -> str:
-    """What a saved state remembers of a source."""
+    """The snapshot of a source in a saved state."""
     digest = dataset_of(source).digest
     part = {Assemblies: "/assemblies", Entries: "/entries"}.get(type(source), "")
     return f"{digest}{part}"
@@ -29,31 +29,31 @@ def snapshot_of(source: Source) -> str:
 def open_mixture(
     sources: Sequence[tuple[Source, float]], config: LoaderConfig
 ) -> list[ChainCatalog]:
-    """A catalog for each part of a mixture; logs what was chosen and is in none of them.
+    """A catalog for each source of a mixture; logs chains of the config that are in none of them.
 
     Raises:
-        LoaderError: nothing of a part passes the filters.
-        ValueError: complexes, but `config` makes features of single chains.
+        LoaderError: nothing of a source passes the filters.
+        ValueError: a source does not fit the config, such as complexes for single chains.
     """
-    are_entries = [isinstance(one, Entries) for one, _ in sources]
+    are_entries = [isinstance(source, Entries) for source, _ in sources]
     if config.entries is not None and not all(are_entries):
         raise ValueError("LoaderConfig(entries=...) draws from entries: give dataset.entries")
     if config.entries is None and any(are_entries):
         raise ValueError("entries need LoaderConfig(entries=...), as `openfold3()` has it")
-    if config.assemblies is None and any(isinstance(one, Assemblies) for one, _ in sources):
+    if config.assemblies is None and any(isinstance(source, Assemblies) for source, _ in sources):
         raise ValueError("complexes need LoaderConfig(assemblies=...), as `multimer()` has it")
-    catalogs = [_opened(one, number, config) for number, (one, _) in enumerate(sources)]
+    catalogs = [_open_catalog(source, i, config) for i, (source, _) in enumerate(sources)]
     if config.chains is not None:
-        there = {chain for catalog in catalogs for chain in catalog.chain_ids()}
-        if missing := [chain for chain in config.chains if chain not in there]:
+        eligible = {chain for catalog in catalogs for chain in catalog.chain_ids()}
+        if missing := [chain for chain in config.chains if chain not in eligible]:
             _LOG.warning(
-                "%d of %d chosen chains are left out, because they are not there or a filter takes "
-                "them, such as %s", len(missing), len(config.chains), missing[0],
+                "%d of %d chosen chains are left out: they are missing or do not pass the filters, "
+                "such as %s", len(missing), len(config.chains), missing[0],
             )  # fmt: skip
     return catalogs
 
 
-def _opened(source: Source, number: int, config: LoaderConfig) -> ChainCatalog:
+def _open_catalog(source: Source, number: int, config: LoaderConfig) -> ChainCatalog:
     if isinstance(source, Entries):
         from evofeed.loader.entries.catalog import EntryCatalog
 

@@ -1,6 +1,6 @@
-"""The random decisions about the MSA of one recycle, made on the device.
+"""Random decisions about the MSA of one recycle, drawn on the device.
 
-A recording of somebody else's draws is a subclass that is replayed through the same features.
+A subclass may replay the recorded draws of another implementation through the same features.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evofeed.loader.transforms.msa import draw_replacement
 
 @dataclass(slots=True)
 class RecycleDraws:
-    """The decisions of recycle `recycle` of one sample, in the order they are made, on `device`."""
+    """Random decisions of one recycle of a sample on `device`, in the order of their use."""
 
     config: LoaderConfig
     sample_key: int
@@ -45,23 +45,23 @@ class RecycleDraws:
         return permutation(self.key(Purpose.ROW_ORDER), count, self.device)
 
     def mask_position(self, num_rows: int, num_res: int) -> Tensor:
-        """Where masked-MSA asks, `bool[num_rows, num_res]`: `masked_fraction` of the cells."""
+        """Cells selected by masked-MSA, `bool[num_rows, num_res]`: `masked_fraction` of all."""
         key = self.key(Purpose.MASK)
         bits = bits32(key, num_rows * num_res, self.device)
         return (bits < int(self.config.masked_fraction * 2**32)).view(num_rows, num_res)
 
     def replacement(self, msa: Tensor, profile_counts: Tensor) -> Tensor:
-        """What each cell becomes if asked: uniform, profile, same, else [MASK] (AF2 SI 1.2.7)."""
+        """Code of each cell if masked: uniform, profile, same, else [MASK] (AF2 SI 1.2.7)."""
         config = self.config
         key = self.key(Purpose.REPLACEMENT)
-        kind, which = halves(key, msa.numel(), self.device)
+        kind, draw = halves(key, msa.numel(), self.device)
         probs = (config.uniform_prob, config.profile_prob, config.same_prob)
         return draw_replacement(
-            msa, profile_counts, kind.view(msa.shape), which.view(msa.shape), probs
+            msa, profile_counts, kind.view(msa.shape), draw.view(msa.shape), probs
         )
 
     def extra_order(self, count: int) -> Tensor:
-        """A uniform permutation of the rows that are no centre, `i64[count]`."""
+        """A uniform permutation of the extra rows, `i64[count]`."""
         return permutation(self.key(Purpose.EXTRA_ORDER), count, self.device)
 
 
@@ -74,12 +74,12 @@ def _signed(word: int) -> int:
 
 
 def _shift_xor(z: Tensor, shift: int) -> Tensor:
-    # `>>` keeps the sign in torch; the mask makes the shift logical. In place where it can be.
+    # `>>` is arithmetic in torch; the mask makes the shift logical. In place to save memory.
     return (z >> shift).bitwise_and_((1 << (64 - shift)) - 1).bitwise_xor_(z)
 
 
 _STEPS: dict[tuple[torch.device, int], Tensor] = {}
-"""`i * STEP` on each device and stream that draws, grown as needed."""
+"""`i * STEP` by device and stream, grown as needed."""
 
 
 def _steps(count: int, device: torch.device) -> Tensor:
@@ -93,7 +93,7 @@ def _steps(count: int, device: torch.device) -> Tensor:
 
 
 def draws64(key: int, count: int, device: torch.device) -> Integer[Tensor, " count"]:
-    """`i64[count]`, the bit patterns of `evofeed.loader.counter_rng.draws64`."""
+    """`i64[count]` draws with the bits of `evofeed.loader.counter_rng.draws64`."""
     z = _steps(count, device) + _signed(key)
     z = _shift_xor(z, 30).mul_(_signed(MIX_1))
     z = _shift_xor(z, 27).mul_(_signed(MIX_2))

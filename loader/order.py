@@ -231,4 +231,4 @@ def window_order(costs: np.ndarray, step_size: int, key: int) -> np.ndarray:
     not the first. A step holds the same samples for any number of ranks.
     """
     order = np.argsort(-costs, kind="stable").reshape(-1, step_size)
-    return order[counter_rng.few_in_order(key, len(order))].reshape(-1)
+    return order[counter_rng.small_permutation(key, len(order))].reshape(-1)

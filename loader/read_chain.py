@@ -1,8 +1,8 @@
-"""One chain's bytes from a shard into a slot, checked; nothing is decoded on the way.
+"""Reads one chain's bytes from a shard into a slot and checks them, without decoding.
 
-What a sample needs is at the front of a chain's bytes, so it is one ranged
-read straight into the slot. Columns stay in the shard's own codecs, which kernels on
-the device decode; only what is compressed besides is decompressed here and put behind.
+The columns of a sample are at the front of a chain's bytes, so it is one ranged
+read straight into the slot. Columns stay in the shard's codecs, which kernels on
+the device decode; only compressed columns are decompressed here and appended.
 Runs in reader threads and processes and imports no torch.
 """
 
@@ -53,7 +53,7 @@ _NO_TEMPLATES_END: Final = COLUMNS.index("template_aatype")
 
 
 class ReadRequest(NamedTuple):
-    """One chain, or complex, to read into one slot."""
+    """One chain, complex or entry to read into one slot."""
 
     number: int
     location: Any
@@ -63,41 +63,41 @@ class ReadRequest(NamedTuple):
     offset: int
     nbytes: int
     probe: Any = None
-    """A chain of the same dataset that could be read: in an outage it cannot be read either."""
+    """Location of a chain of the same dataset that was readable before: in an outage it is not."""
     task: tuple[int, LoaderConfig | EntryConfig] | None = None
-    """Key and rules by which a complex or an entry is decided; None for a chain."""
+    """Random key and rules for planning a complex or an entry; None for a chain."""
 
 
 class Part(NamedTuple):
-    """One column in a slot: its codec, where its payload begins, from the slot's start,
-    and for coordinates how many residues, atoms and exceptions it holds."""
+    """One column in a slot: its codec, the offset of its payload in the slot, and for
+    coordinates the numbers of residues, atoms and exceptions."""
 
     name: str
     codec: int
-    """A `Codec`, as a plain number: these cross from process to process with every sample."""
+    """A `Codec` as a plain number: parts are pickled between processes with every sample."""
     offset: int
     nbytes: int
     counts: tuple[int, ...] = ()
 
 
 class Slab(NamedTuple):
-    """What a slot holds: the columns, and the range of bytes worth copying."""
+    """Content of a slot: the columns, and the range of bytes to copy."""
 
     parts: tuple[Part, ...]
     start: int
     stop: int
     seconds: float = 0.0
-    """What reading and checking took."""
+    """Time for reading and checking."""
 
 
 def span_of(location: ChainLocation, templates: bool) -> tuple[int, int]:
-    """First byte and end, within the chain's bytes, of what a sample needs."""
+    """First byte and end, within the chain's bytes, of the columns of a sample."""
     end = _END if templates and location.sizes[3] else _NO_TEMPLATES_END
     return location.starts[0], location.starts[end]
 
 
 def slot_nbytes(location: ChainLocation, templates: bool) -> int:
-    """Bytes a slot for the chain must have, decompressed columns included."""
+    """Bytes of a slot for the chain, decompressed columns included."""
     start, stop = span_of(location, templates)
     length, rows, deletions, num_templates = location.sizes
     decoded = length * (1 + 4 + 88 + rows) + 12 * deletions + 8 * rows
@@ -106,31 +106,31 @@ def slot_nbytes(location: ChainLocation, templates: bool) -> int:
 
 
 def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:
-    """Fill a slot with what a sample needs of a chain and say where things are.
+    """Fills a slot with the columns of a chain and returns their layout.
 
     Raises:
         ShardMissing, ShardCorrupt: the chain cannot be read; names shard and chain.
-        ChainRefused: the storage does not answer, and does for the request's probe.
-        AccessDenied: the storage does not let us read.
+        ChainRefused: the storage does not answer, although it does for the request's probe.
+        AccessDenied: the storage denies access.
         StoreError: the storage does not answer.
     """
-    with refusals(storage, request.probe):
+    with chain_refusals(storage, request.probe):
         try:
             return _read_once(storage, request, slot)
-        except ShardCorrupt:  # a flip on the way or in a cache heals itself
+        except ShardCorrupt:  # a bit flip in transfer or in a cache: a second read may be good
             if isinstance(storage, SupportsForget):
                 storage.forget(request.location.key)
             return _read_once(storage, request, slot)
 
 
 @contextlib.contextmanager
-def refusals(storage: Storage, probe: Any) -> Iterator[None]:
-    """Turn the error of a storage that answers for `probe` into `ChainRefused`."""
+def chain_refusals(storage: Storage, probe: Any) -> Iterator[None]:
+    """Turns the error of a storage that answers for `probe` into `ChainRefused`."""
     try:
         yield
     except StoreError as error:
-        passing = type(error) in (StoreError, AccessDenied)
-        if passing and probe and answers(storage, probe.key, probe.offset):
+        transient = type(error) in (StoreError, AccessDenied)
+        if transient and probe and answers(storage, probe.key, probe.offset):
             raise ChainRefused(error.message, path=error.path, item=error.item) from None
         raise
 
@@ -143,7 +143,7 @@ def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
         storage.read_into(location.key, location.offset + start, slot[: stop - start])
     except StoreError as error:
         raise type(error)(error.message, path=origin.path, item=location.chain_id) from None
-    except OSError as error:  # of a storage that does not say it our way
+    except OSError as error:  # of a user's storage that raises no StoreError
         raise StoreError(str(error), path=origin.path, item=location.chain_id) from None
     return _slab(request, slot, origin)
 
@@ -160,7 +160,7 @@ def _slab(request: ReadRequest, slot: memoryview, origin: Origin) -> Slab:
     if tuple(decoder.dims[name] for name in "LNKT") != request.location.sizes:
         raise origin.corrupt(f"it holds {decoder.dims}, the index says {request.location.sizes}")
     parts, end = [], stop - start
-    for name in _wanted(request, decoder):
+    for name in _column_names(request, decoder):
         column = columns[name]
         offset = starts[COLUMN_NUMBER[name]] - start + HEADER_NBYTES
         if column.compression != Compression.NONE:
@@ -175,8 +175,8 @@ def _slab(request: ReadRequest, slot: memoryview, origin: Origin) -> Slab:
     return Slab(tuple(parts), first - first % 64, last)
 
 
-def _wanted(request: ReadRequest, decoder: ChainDecoder) -> tuple[str, ...]:
-    """Columns a sample needs of this chain."""
+def _column_names(request: ReadRequest, decoder: ChainDecoder) -> tuple[str, ...]:
+    """Columns of this chain that the sample requires."""
     return (
         *ALWAYS,
         *(STRUCTURE if request.structure and decoder.dims["has_structure"] else ()),

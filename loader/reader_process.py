@@ -1,9 +1,9 @@
-"""The reader process: requests in, filled slots out, nothing kept.
+"""The reader process: receives requests, fills slots, and has no other state.
 
 Started by `evofeed.loader.reader_pool.ProcessReaders` as a fresh interpreter, never by
-fork, so it works under any launcher and imports neither torch (but for a crop of Protenix
-that cuts between equals) nor the user's script. It holds no state worth saving: whoever sent a
-request can send it again to another reader. It ends when its pipe closes or its parent is gone.
+fork, so it works under any launcher and does not import the user's script, nor torch (except for
+a crop of Protenix with ties). A request can be sent again to another reader. The process ends
+when its pipe closes or its parent has died.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from evofeed.store.inner import Storage
 
 BEAT_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 0.005
-"""So long may a request wait behind another before one more thread helps."""
+"""Time a request may wait behind another before one more thread is used."""
 
 Result = tuple[int, Any]
-"""A request's number, and what its slot holds, a `Slab` or a `PackedSlab`, or why it could not
-be filled, an `EvofeedError`."""
+"""A request's number, and the content of its slot (`Slab` or `PackedSlab`) or the `EvofeedError`
+that prevented it."""
 
 
 def read_request(storages: Sequence[Storage], memory: memoryview, request: ReadRequest) -> Result:
-    """Carry out one request; an unreadable chain is an answer, not an exception."""
+    """Executes one request; the error of an unreadable chain is returned, not raised."""
     slot = memory[request.offset : request.offset + request.nbytes]
     begun = time.perf_counter()
     try:
@@ -46,17 +46,17 @@ def read_request(storages: Sequence[Storage], memory: memoryview, request: ReadR
         return request.number, slab._replace(seconds=time.perf_counter() - begun)
     except EvofeedError as error:
         return request.number, error
-    except Exception as error:  # an answer that never came would be waited for without end
-        why = f"reading it failed: {type(error).__name__}: {error}"
-        return request.number, LoaderError(why, item=request.location.chain_id)
+    except Exception as error:  # the feeder would wait forever for a missing result
+        message = f"reading it failed: {type(error).__name__}: {error}"
+        return request.number, LoaderError(message, item=request.location.chain_id)
 
 
 def main(pipe: int, arena: int, nbytes: int) -> None:
-    """Serve requests until the trainer closes the pipe or dies.
+    """Serves requests until the trainer closes the pipe or dies.
 
-    Takes the descriptors of our end of the pipe and of the shared memory, and its size.
+    Takes the descriptors of this end of the pipe and of the shared memory, and its size.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C
     parent = os.getppid()
     connection = Connection(pipe)
     memory = mmap.mmap(arena, nbytes)
@@ -69,7 +69,7 @@ def main(pipe: int, arena: int, nbytes: int) -> None:
     except (EOFError, ConnectionError, KeyboardInterrupt):
         pass
     stopping.set()
-    os._exit(0)  # threads may hang in a dead file system; nothing here needs a tidy end
+    os._exit(0)  # threads may hang in a dead file system, and nothing needs cleaning up
 
 
 def _serve(
@@ -79,10 +79,10 @@ def _serve(
     memory: memoryview,
     num_threads: int,
 ) -> None:
-    """Read what is asked for, a message's requests one after another in one thread.
+    """Reads the requested samples, one after another in one thread while the storage is fast.
 
-    While the storage is quick, handing them to several threads would cost more than reading
-    them. More join, twice as many each time, while some still wait after `_PATIENCE_SECONDS`.
+    Passing requests to several threads then costs more than reading. Threads are added, twice as
+    many each time, while requests still wait after `_PATIENCE_SECONDS`.
     """
     waiting: deque[ReadRequest] = deque()
     free = threading.Semaphore(num_threads)
@@ -92,28 +92,28 @@ def _serve(
         with contextlib.suppress(IndexError):  # another thread took the last one
             while True:
                 request = waiting.popleft()
-                pulse.reads(request.number)
-                answer: Any = read_request(storages, memory, request)
-                pulse.reads(-1)
-                pulse.beat(time.monotonic(), time.process_time())  # stats have it first
+                pulse.set_request(request.number)
+                result = read_request(storages, memory, request)
+                pulse.set_request(-1)
+                pulse.beat(time.monotonic(), time.process_time())  # before stats are read
                 with sending, contextlib.suppress(OSError):
-                    connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+                    connection.send_bytes(pickle.dumps(result, pickle.HIGHEST_PROTOCOL))
         free.release()
 
-    def start(pool: ThreadPoolExecutor, wanted: int) -> int:
-        """Let so many more threads work, if so many are free; how many do."""
-        count = sum(free.acquire(blocking=False) for _ in range(wanted))
-        for _ in range(count):
+    def start(pool: ThreadPoolExecutor, count: int) -> int:
+        """Starts up to `count` more threads; returns the number started."""
+        started = sum(free.acquire(blocking=False) for _ in range(count))
+        for _ in range(started):
             pool.submit(work)
-        return count
+        return started
 
     with ThreadPoolExecutor(num_threads, "evofeed-read") as pool:
         while True:
-            more, patience = 1, _PATIENCE_SECONDS
+            count, patience = 1, _PATIENCE_SECONDS
             while waiting and not connection.poll(patience):
-                if not start(pool, more):  # all are busy
+                if not start(pool, count):  # all are busy
                     patience = 20 * _PATIENCE_SECONDS
-                more = min(2 * more, num_threads)
+                count = min(2 * count, num_threads)
             if (requests := pickle.loads(connection.recv_bytes())) is None:
                 return
             waiting.extend(requests)

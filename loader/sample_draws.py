@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evofeed.base.shapes import Bool, Float, Integer
-from evofeed.loader.counter_rng import Purpose, below, draws64, few_in_order, stream_key
+from evofeed.loader.counter_rng import Purpose, below, draws64, small_permutation, stream_key
 
 
 class Strategy(enum.IntEnum):
@@ -100,7 +100,7 @@ class SampleDraws:
 
     def chain_order(self, count: int) -> Sequence[int]:
         """A uniform permutation of the chains."""
-        return few_in_order(self._stream(Purpose.CHAIN_ORDER), count)
+        return small_permutation(self._stream(Purpose.CHAIN_ORDER), count)
 
     def between(self, low: int, high: int) -> int:
         """A whole number from `low` to `high`, both included; each call its own."""

@@ -14,28 +14,28 @@ import numpy as np
 from evofeed.loader.batch_maker import ReadyBatch
 from evofeed.loader.reader_pool import Readers
 
-_KEEP: Final = 4096
-"""Latest durations kept of each kind."""
+_MAX_DURATIONS: Final = 4096
+"""Latest durations stored by a timer."""
 _EVENTS: Final = 100_000
-"""Latest events kept of a trace: about 10 MB, some hours of training."""
+"""Latest events stored by a trace: about 10 MB, some hours of training."""
 
 
 class Timer:
-    """Durations of one kind: how many, their sum, and percentiles of the latest."""
+    """Durations of one kind: their count, sum, and percentiles of the latest."""
 
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
-        self._latest: deque[float] = deque(maxlen=_KEEP)
+        self._latest: deque[float] = deque(maxlen=_MAX_DURATIONS)
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Adds a duration."""
         self.count += 1
         self.total += seconds
         self._latest.append(seconds)
 
     def summary(self) -> dict[str, int | float]:
-        """Milliseconds: mean of all, median, 99th percentile and largest of the latest."""
+        """Milliseconds: mean of all; median, 99th percentile and maximum of the latest."""
         if not self.count:
             return {"count": 0, "mean_ms": 0.0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
         latest = np.array(self._latest) * 1e3
@@ -49,20 +49,20 @@ class Timer:
 
 
 class Trace:
-    """What happened when, as a Chrome trace: chrome://tracing or Perfetto open it."""
+    """Timeline of the loader as a Chrome trace, for chrome://tracing or Perfetto."""
 
     def __init__(self) -> None:
         self._events: deque[tuple[str, str, float, float, dict[str, Any]]] = deque(maxlen=_EVENTS)
 
     def add(self, row: str, name: str, begun: float, ended: float, **details: Any) -> None:
-        """One span; times are `time.perf_counter()`.
+        """Adds a span; times are `time.perf_counter()`.
 
-        The row is `consumer`, `feeder` or `reader`; details are shown when the span is clicked.
+        The row is `consumer`, `feeder` or `reader`; a viewer shows details of a selected span.
         """
         self._events.append((row, name, begun, ended, details))
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write everything kept as one JSON file."""
+        """Writes the stored events as one JSON file."""
         rows = {"consumer": 0, "feeder": 1, "reader": 2}
         pid = os.getpid()
         events: list[dict[str, Any]] = [
@@ -70,15 +70,15 @@ class Trace:
             for row, tid in rows.items()
         ]
         for row, name, begun, ended, details in list(self._events):
-            when = {"ts": begun * 1e6, "dur": (ended - begun) * 1e6}
+            span = {"ts": begun * 1e6, "dur": (ended - begun) * 1e6}
             events.append(
-                {"ph": "X", "pid": pid, "tid": rows[row], "name": name, **when, "args": details}
+                {"ph": "X", "pid": pid, "tid": rows[row], "name": name, **span, "args": details}
             )
         Path(path).write_text(json.dumps({"traceEvents": events}))
 
 
 class Stats:
-    """Counters of one loader. Written by its feeder thread and its consumer."""
+    """Counters of one loader, updated by its feeder thread and its consumer."""
 
     def __init__(self) -> None:
         self.begun = time.perf_counter()
@@ -103,13 +103,13 @@ class Stats:
         self._pending: deque[tuple[Any, Any]] = deque()
 
     def was_read(self, chain_id: str, requested: float, seconds: float) -> None:
-        """A chain arrived in its slot; reading took so long, the rest was waiting in line."""
+        """Records a chain in its slot: reading took `seconds`, the rest of the time it waited."""
         now = time.perf_counter()
         self.read.add(seconds)
         self.trace.add("reader", "read", requested, now, chain=chain_id, read_ms=seconds * 1e3)
 
-    def made(self, batch: ReadyBatch, samples: int) -> None:
-        """A batch was queued on the device."""
+    def batch_made(self, batch: ReadyBatch, samples: int) -> None:
+        """Records a batch whose work is queued on the device."""
         now = time.perf_counter()
         details = {"epoch": batch.plan.epoch, "step": batch.plan.step, "bytes": batch.nbytes}
         self.trace.add("feeder", "make", now - batch.host_seconds, now, **details)
@@ -121,33 +121,33 @@ class Stats:
             self.device.add(batch.host_seconds)
         elif batch.started is not None:
             self._pending.append((batch.started, batch.event))
-        while self._pending and self._pending[0][1].query():  # asking must not wait
+        while self._pending and self._pending[0][1].query():  # without synchronizing
             begin, end = self._pending.popleft()
             self.device.add(begin.elapsed_time(end) / 1e3)
 
     def delivered(self, batch: ReadyBatch, waited: float, cause: str) -> None:
-        """A batch reached the consumer, who waited so long, and for this."""
+        """Records a batch at the consumer, which waited so long, and the cause."""
         now = time.perf_counter()
         self.wait.add(waited)
         self.causes[cause] = self.causes.get(cause, 0.0) + waited
-        place = {"epoch": batch.plan.epoch, "consumed": batch.plan.consumed}
-        self.trace.add("consumer", f"wait: {cause}", now - waited, now, **place)
+        position = {"epoch": batch.plan.epoch, "consumed": batch.plan.consumed}
+        self.trace.add("consumer", f"wait: {cause}", now - waited, now, **position)
 
     def follow(self, readers: Readers | None) -> None:
-        """From now on these read; None: nobody."""
-        self._look_at_readers()
+        """Adds up the counters of new readers from now on; None: of no readers."""
+        self._update_from_readers()
         self._before = self.respawns, self.reader_cpu_seconds
         self._readers = readers
 
-    def _look_at_readers(self) -> None:
+    def _update_from_readers(self) -> None:
         readers, (respawns, seconds) = self._readers, self._before
         if readers is not None:
             self.respawns = respawns + readers.respawns
             self.reader_cpu_seconds = seconds + readers.cpu_seconds()
 
     def summary(self) -> dict[str, Any]:
-        """Everything, JSON-ready. Times in milliseconds or seconds as the names say."""
-        self._look_at_readers()
+        """All counters, JSON-ready. Times are in milliseconds or seconds, as the names say."""
+        self._update_from_readers()
         return {
             "pid": os.getpid(),
             "seconds": time.perf_counter() - self.begun,

@@ -1,4 +1,4 @@
-"""A slot's bytes as tensors: a chain by the store's own decoders, or a packed sample."""
+"""Tensors of a slot's bytes: of a chain, by the store's decoders, or of a packed sample."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def unpack_chain(
     resolution: float,
     is_distillation: bool,
 ) -> ChainTensors:
-    """The chain of a slot on a device, with only the chosen templates.
+    """The chain of a slot on a device, with only the selected templates.
 
     Raises:
-        ShardCorrupt: a column does not decode, although its checksum is right.
+        ShardCorrupt: a column cannot be decoded although its checksum is right.
     """
     columns = {
         part.name: PackedColumn(
@@ -61,30 +61,30 @@ def unpack_chain(
 
 
 _ROUND: Final = 1 << 25
-"""Zeros on a GPU are so many bytes or a multiple: the allocator finds one of a size again."""
+"""Zeroed memory on a GPU is a multiple of this many bytes, so that the allocator reuses blocks."""
 
 
-def unpack_sample(where: PackedSample, data: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Tensors of a slot's bytes on any device, `u8[nbytes]`; the host's arrays as they are.
+def unpack_sample(layout: PackedSample, data: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Tensors of a slot's bytes (`u8[nbytes]`, any device), and the memory of the sparse ones.
 
-    And the memory of the features of zeros and few numbers.
+    Arrays of the host become CPU tensors.
     """
-    size = where.zero_nbytes + (-where.zero_nbytes % _ROUND if data.is_cuda else 0)
+    size = layout.zero_nbytes + (-layout.zero_nbytes % _ROUND if data.is_cuda else 0)
     zeros = torch.zeros(-(-size // 8), dtype=torch.int64, device=data.device)
-    tensors = dict(_views(where.arrays, data))
-    zeros.view(torch.int32).scatter_(0, tensors.pop("_at"), tensors.pop("_words"))
-    tensors.update(_views(where.zeros, zeros.view(torch.uint8)))
-    tensors.update((name, torch.from_numpy(value)) for name, value in where.host.items())
+    tensors = dict(_views(layout.arrays, data))
+    zeros.view(torch.int32).scatter_(0, tensors.pop("_index"), tensors.pop("_words"))
+    tensors.update(_views(layout.zeros, zeros.view(torch.uint8)))
+    tensors.update((name, torch.from_numpy(value)) for name, value in layout.host.items())
     return tensors, zeros
 
 
-def bytes_beside(slab: PackedSlab) -> Tensor:
-    """Bytes of a sample that no slot could hold, on the CPU."""
-    return torch.frombuffer(bytearray(slab.beside), dtype=torch.uint8)
+def overflow_tensor(slab: PackedSlab) -> Tensor:
+    """Bytes of a sample that did not fit into its slot, on the CPU."""
+    return torch.frombuffer(bytearray(slab.overflow), dtype=torch.uint8)
 
 
 def _views(arrays: tuple[PackedArray, ...], data: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The arrays at their places in these bytes, by name."""
+    """Views of the arrays in these bytes, by name."""
     for dtype, group in groupby(arrays, lambda array: array.dtype):
         members = list(group)
         kind = torch.from_numpy(np.zeros(0, dtype)).dtype

@@ -15,7 +15,7 @@ from torch import Tensor
 from evofeed.base.shapes import Bool, Float, Integer
 from evofeed.loader.assembly.plan import AssemblyInfo
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.features import known_structure
+from evofeed.loader.features import structure_or_zeros
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.transforms import clusters, structure
 from evofeed.loader.transforms import msa as msa_transforms
@@ -82,14 +82,14 @@ def assembly_constants(
         features[name] = torch.stack(selected) if selected else value[:0, crop]
     features["template_mask"] = torch.ones(len(templates), device=aatype.device)
     if config.supervised:
-        positions, mask = known_structure(assembly.positions, assembly.mask, assembly.aatype)
+        positions, mask = structure_or_zeros(assembly.positions, assembly.mask, assembly.aatype)
         features |= {"all_atom_positions": positions[crop], "all_atom_mask": mask[crop]}
     return features
 
 
 def ground_truth(assembly: AssemblyTensors) -> dict[str, Tensor]:
     """The uncropped ground truth for the permutation of chains (`gt_features`)."""
-    positions, mask = known_structure(assembly.positions, assembly.mask, assembly.aatype)
+    positions, mask = structure_or_zeros(assembly.positions, assembly.mask, assembly.aatype)
     tables = structure.ResidueTables(assembly.aatype)
     return {
         **{name: getattr(assembly, name) for name in _IDS},

@@ -1,10 +1,10 @@
-"""Extra rows to their nearest cluster centre, and what each cluster looks like.
+"""Assignment of extra rows to their nearest cluster centre, and cluster profiles.
 
-AF2 SI 1.2.7: every row that is no centre joins the centre it agrees with in most
-columns, gaps and masked cells agreeing with nothing; among equals the first
-centre wins. Agreements are whole numbers, computed as a matrix product of
-one-hot codes whose every partial sum is exact in the dtype used, so every device
-and every chunking gives the same assignment.
+AF2 SI 1.2.7: every extra row joins the centre it agrees with in most columns,
+where gaps and masked cells agree with nothing; ties go to the first centre.
+Agreements are integers, computed as a matrix product of one-hot codes whose
+partial sums are exact in the dtype used, so every device and chunking gives
+the same assignment.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from evofeed.loader.transforms.msa import NUM_CODES, one_hot
 from evofeed.protein.residues import GAP
 
 _EXACT_COLUMNS: Final = 2048
-"""float16 holds every whole number up to here."""
+"""float16 represents every integer up to this one."""
 _CHUNK_BYTES: Final = 128 << 20
-"""Largest one-hot matrix built at a time."""
+"""Maximum size of a one-hot matrix."""
 
 
 def nearest_clusters(
     centres: Integer[Tensor, "M L"], extra: Integer[Tensor, "E L"]
 ) -> Integer[Tensor, " E"]:
-    """`i64[E]` the first centre with most equal residues, for each extra row."""
+    """`i64[E]` the first centre with the most equal residues, for each extra row."""
     counts = agreements(centres, extra)
-    # The centre's number, counted from the end, breaks ties; no kernel's habit does.
+    # The centre's number, counted from the end, breaks ties, not the order of a kernel.
     last = counts.shape[1] - 1
     number = torch.arange(last, -1, -1, device=counts.device, dtype=torch.int32)
     best = (counts * (last + 1) + number).amax(1)
@@ -39,7 +39,7 @@ def nearest_clusters(
 def agreements(
     centres: Integer[Tensor, "M L"], extra: Integer[Tensor, "E L"]
 ) -> Integer[Tensor, "E M"]:
-    """`i32` columns in which each extra row has the residue that each centre has."""
+    """`i32` number of columns in which an extra row and a centre have the same residue."""
     dtype = torch.float16 if centres.is_cuda else torch.float32
     num_res = centres.shape[1]
     width = min(num_res, _EXACT_COLUMNS)
@@ -50,9 +50,9 @@ def agreements(
         for start in range(0, num_res, width):
             cut = slice(start, start + width)
             # gap and [MASK] are all zeros
-            one = one_hot(extra[first : first + rows, cut], GAP, dtype).flatten(1)
-            two = one_hot(centres[:, cut], GAP, dtype).flatten(1)
-            counts[first : first + rows] += (one @ two.T).to(torch.int32)
+            extra_hot = one_hot(extra[first : first + rows, cut], GAP, dtype).flatten(1)
+            centre_hot = one_hot(centres[:, cut], GAP, dtype).flatten(1)
+            counts[first : first + rows] += (extra_hot @ centre_hot.T).to(torch.int32)
     return counts
 
 
@@ -65,8 +65,8 @@ def summarize_clusters(
 ) -> tuple[Float[Tensor, "M L 23"], Float[Tensor, "M L"]]:
     """`cluster_profile` and `cluster_deletion_mean`: means over centre and members.
 
-    The sums are of whole numbers below 2**24 in float32: exact in any order, so
-    atomic adds on a GPU change nothing.
+    The sums are of integers below 2**24 in float32: exact in any order, and so
+    deterministic with atomic adds on a GPU.
     """
     num_clusters, num_res = centres.shape
     size = torch.zeros(num_clusters, device=centres.device)

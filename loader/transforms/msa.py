@@ -2,7 +2,7 @@
 
 Each function is one step and takes its random draws as arguments. `N` rows of
 the chain, `M` cluster centres, `E` extra rows, `L` residues; codes are restypes
-0-20, gap 21, [MASK] 22, as any integer dtype.
+0-20, gap 21, [MASK] 22, of any integer dtype.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ NUM_CODES: Final = MASK + 1
 
 
 def block_size(num_rows: int, fraction: float) -> int:
-    """Rows in one deleted block: `floor(N * fraction)` in float32, as AF2 has it."""
+    """Rows in one deleted block: `floor(N * fraction)` in float32, as in AF2."""
     return int(np.floor(np.float32(num_rows) * np.float32(fraction)))
 
 
-def kept_spans(num_rows: int, starts: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """Rows left when blocks of `size` rows from each start are deleted, as `[from, to)`.
+def remaining_spans(num_rows: int, starts: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """Spans `[from, to)` of rows after deleting blocks of `size` rows from each start.
 
-    The query, row 0, always stays. Made on the host: the number of rows decides
-    the shapes of everything after, which must be known without asking the GPU.
+    The query, row 0, is never deleted. Computed on the host: the number of rows
+    determines all later shapes, which must be known without synchronizing with the GPU.
     """
     spans, end = [(0, 1)], 1
     for start in sorted(min(start, num_rows) for start in starts) if size else ():
@@ -45,7 +45,7 @@ def kept_spans(num_rows: int, starts: Sequence[int], size: int) -> list[tuple[in
 def mask_msa(
     msa: Integer[Tensor, "M L"], position: Bool[Tensor, "M L"], replacement: Integer[Tensor, "M L"]
 ) -> tuple[Integer[Tensor, "M L"], Float[Tensor, "M L"]]:
-    """The MSA with the asked positions replaced, and `bert_mask`."""
+    """The MSA with the positions in the mask replaced, and `bert_mask`."""
     return torch.where(position, replacement.to(msa.dtype), msa), position.to(torch.float32)
 
 
@@ -53,37 +53,37 @@ def draw_replacement(
     msa: Integer[Tensor, "M L"],
     profile_counts: Integer[Tensor, "L 22"],
     kind: Integer[Tensor, "M L"],
-    which: Integer[Tensor, "M L"],
+    draw: Integer[Tensor, "M L"],
     probs: tuple[float, float, float],
 ) -> Integer[Tensor, "M L"]:
-    """What each cell becomes if masked-MSA asks for it.
+    """The code that replaces each cell if masked-MSA selects it.
 
-    A mixture drawn in two steps, in integers only, so that every device agrees:
-    `kind` (32 random bits) chooses uniform amino acid, draw from the column's
-    profile, the cell itself, or [MASK]; `which` (32 random bits) chooses within.
+    A mixture drawn in two steps, with integers only, so that every device agrees:
+    `kind` (32 random bits) selects a uniform amino acid, a draw from the column's
+    profile, the cell itself, or [MASK]; `draw` (32 random bits) selects the code.
     `profile_counts` are occurrences of each code; `probs` those of uniform, profile and same.
     """
     edges = [int(p * 2**32) for p in np.cumsum(probs)]
-    uniform = (which * RESTYPE_NUM) >> 32
+    uniform = (draw * RESTYPE_NUM) >> 32
     cumulative = profile_counts.to(torch.int64).cumsum(-1)
-    # Kept as M passes over [L, 22] columns would be; searchsorted does it row by row.
-    target = (which * cumulative[:, -1]) >> 32
+    # By searchsorted: comparing [L, 22] for each of M rows would take M times the memory.
+    target = (draw * cumulative[:, -1]) >> 32
     profile = torch.searchsorted(cumulative, target.T.contiguous(), right=True).T
-    drawn = torch.where(kind < edges[2], msa.to(torch.int64), MASK)
-    drawn = torch.where(kind < edges[1], profile, drawn)
-    return torch.where(kind < edges[0], uniform, drawn)
+    replaced = torch.where(kind < edges[2], msa.to(torch.int64), MASK)
+    replaced = torch.where(kind < edges[1], profile, replaced)
+    return torch.where(kind < edges[0], uniform, replaced)
 
 
 def one_hot(
     codes: Integer[Tensor, "*S"], classes: int, dtype: torch.dtype = torch.float32
 ) -> Shaped[Tensor, "*S classes"]:
-    """`[..., classes]`; a code outside the classes gives zeros. The device is asked for nothing."""
+    """`[..., classes]`; a code outside the classes gives zeros. Without synchronization."""
     steps = torch.arange(classes, device=codes.device, dtype=codes.dtype)
     return (codes[..., None] == steps).to(dtype)
 
 
 def has_deletion(deletions: Tensor) -> Float[Tensor, "*S"]:
-    """1 where there is any deletion left of the cell."""
+    """1 where there is a deletion to the left of the cell."""
     return deletions.to(torch.float32).clamp(0, 1)
 
 

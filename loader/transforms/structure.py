@@ -1,10 +1,10 @@
-"""Atom37 coordinates to everything the losses and the template embedder want.
+"""Atom37 coordinates to the inputs of the losses and the template embedder.
 
 All functions work on any device and any leading dimensions, per residue; only
-the torsion angles look at the residue before, so they are made on the whole
+torsion angles depend on the previous residue, so they are computed on the full
 chain before it is cropped. Coordinates in ångström. Source: AF2 SI 1.8.1, 1.8.5,
-1.9.1 and algorithm 21; the odd details (epsilons, the turned backbone frame,
-psi's sign) are those of the published training code, to 1e-5.
+1.9.1 and algorithm 21; details such as epsilons, the rotated backbone frame and
+psi's sign are those of the published training code, to 1e-5.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _N, _CA, _C, _O = (ATOM_ORDER[name] for name in ("N", "CA", "C", "O"))
 
 
 def _group_tables() -> tuple[np.ndarray, np.ndarray]:
-    """`i64[21, 8, 3]` atoms that span each rigid group, `f32[21, 8]` which groups exist."""
+    """`i64[21, 8, 3]` atoms that define each rigid group's frame, `f32[21, 8]` existing groups."""
     atoms = np.zeros([21, 8, 3], np.int64)
     exists = np.zeros([21, 8], np.float32)
     atoms[:, 0] = _C, _CA, _N
@@ -38,14 +38,14 @@ def _group_tables() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _torsion_atoms() -> np.ndarray:
-    """`i64[21, 8, 4]` atoms of the seven torsions: 37 and more are of the residue itself,
-    less than 37 of the one before it."""
-    own = 37
+    """`i64[21, 8, 4]` atoms of the seven torsions: of the previous residue below 37, of the
+    residue itself from 37 on."""
+    offset = 37
     atoms = np.zeros([21, 8, 4], np.int64)
-    atoms[:, 0] = _CA, _C, own + _N, own + _CA
-    atoms[:, 1] = _C, own + _N, own + _CA, own + _C
-    atoms[:, 2] = own + _N, own + _CA, own + _C, own + _O
-    atoms[:, 3:7] = own + geometry.CHI_ATOM37
+    atoms[:, 0] = _CA, _C, offset + _N, offset + _CA
+    atoms[:, 1] = _C, offset + _N, offset + _CA, offset + _C
+    atoms[:, 2] = offset + _N, offset + _CA, offset + _C, offset + _O
+    atoms[:, 3:7] = offset + geometry.CHI_ATOM37
     return atoms
 
 
@@ -69,28 +69,28 @@ FLOATS: Final = {
     ),
     "torsion_mirror": np.pad(1 - 2 * _PI_PERIODIC, ((0, 0), (3, 1)), constant_values=1),
 }
-"""Tables of residues, side by side in either kind; of eight torsions the last is none."""
+"""Integer and float tables by residue type; the last of the eight torsions does not exist."""
 
 
 @functools.lru_cache(maxsize=64)
 def _side_by_side(kind: str, device: torch.device) -> Tensor:
-    """All integer, or all float, tables of residues as one `[21, width]`, on a device."""
+    """All integer, or all float, residue tables concatenated to `[21, width]`, on a device."""
     tables = list((INTEGERS if kind == "integers" else FLOATS).values())
     return torch.from_numpy(np.concatenate(tables, axis=1)).to(device)
 
 
 class ResidueTables:
-    """The residue tables, looked up for a sequence: two lookups, however many tables are used."""
+    """The residue tables of a sequence, gathered in two lookups for all tables."""
 
     def __init__(self, aatype: Integer[Tensor, "*L"]) -> None:
-        self._found: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor] = {}
         for kind, tables in (("integers", INTEGERS), ("floats", FLOATS)):
             rows = _side_by_side(kind, aatype.device)[aatype]
             parts = torch.split(rows, [table.shape[1] for table in tables.values()], dim=-1)
-            self._found.update(zip(tables, parts, strict=True))
+            self._values.update(zip(tables, parts, strict=True))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._found[name]
+        return self._values[name]
 
 
 @functools.lru_cache(maxsize=64)
@@ -99,7 +99,7 @@ def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def make_atom14_masks(tables: ResidueTables) -> dict[str, Tensor]:
-    """Which atoms a residue has, and where atom14 and atom37 hold each other's."""
+    """Masks of existing atoms, and the indices between the atom14 and atom37 layouts."""
     return {
         "atom14_atom_exists": tables["mask14"],
         "residx_atom14_to_atom37": tables["to_atom37"],
@@ -113,7 +113,7 @@ def make_atom14_positions(
     positions: Float[Tensor, "*L 37 3"],
     mask: Float[Tensor, "*L 37"],
 ) -> dict[str, Tensor]:
-    """Ground truth in atom14 order, and again with ambiguous names exchanged."""
+    """Ground truth in atom14 order, and an alternative with ambiguous names exchanged."""
     slots, swap = tables["to_atom37"], tables["swap"]
     exists = tables["mask14"] * mask.gather(-1, slots)
     xyz = exists[..., None] * positions.gather(-2, _over_xyz(slots))
@@ -148,28 +148,28 @@ def atom37_to_frames(
     positions: Float[Tensor, "*L 37 3"],
     mask: Float[Tensor, "*L 37"],
 ) -> dict[str, Tensor]:
-    """The eight rigid groups of each residue as 4x4 transforms, and which are known."""
-    at, lead = positions.device, positions.shape[:-2]
+    """Frames of the eight rigid groups of each residue as 4x4 transforms, and their masks."""
+    device, lead = positions.device, positions.shape[:-2]
     atoms = tables["group_atoms"]
     points = positions.gather(-2, _over_xyz(atoms)).view(*lead, 8, 3, 3)
-    known = mask.gather(-1, atoms).view(*lead, 8, 3).amin(-1)
     exists, ambiguous = tables["group_exists"], tables["group_ambiguous"]
+    frame_mask = mask.gather(-1, atoms).view(*lead, 8, 3).amin(-1) * exists
     axes = frame_axes(points)
-    axes[..., 0, :, :] *= _constant((-1.0, 1.0, -1.0), at)
+    axes[..., 0, :, :] *= _constant((-1.0, 1.0, -1.0), device)
     frames = axes.new_zeros(*axes.shape[:-2], 4, 4)
     frames[..., :3, :3] = axes
     frames[..., :3, 3] = points[..., 1, :]
     frames[..., 3, 3] = 1
-    # A half turn about x exchanges the ambiguous atoms.
-    turn = 1 - 2 * ambiguous[..., None] * _constant((0.0, 1.0, 1.0, 0.0), at)
+    # A rotation by pi about x exchanges the ambiguous atoms.
+    turn = 1 - 2 * ambiguous[..., None] * _constant((0.0, 1.0, 1.0, 0.0), device)
     return {
         "rigidgroups_gt_frames": frames,
-        "rigidgroups_gt_exists": known * exists,
+        "rigidgroups_gt_exists": frame_mask,
         "rigidgroups_group_exists": exists,
         "rigidgroups_group_is_ambiguous": ambiguous,
         "rigidgroups_alt_gt_frames": frames * turn[..., None, :],
         "backbone_rigid_tensor": frames[..., 0, :, :],
-        "backbone_rigid_mask": (known * exists)[..., 0],
+        "backbone_rigid_mask": frame_mask[..., 0],
     }
 
 
@@ -178,27 +178,27 @@ def atom37_to_torsion_angles(
     positions: Float[Tensor, "*L 37 3"],
     mask: Float[Tensor, "*L 37"],
 ) -> dict[str, Tensor]:
-    """Pre-omega, phi, psi and chi1-4 as (sin, cos), their half-turned twins, and a mask.
+    """Pre-omega, phi, psi and chi1-4 as (sin, cos), their alternatives turned by pi, and a mask.
 
-    Residues run along the last axis before the atoms; the first has no residue before it.
+    The axis before the atoms is that of residues; the first one has no previous residue.
     """
-    at, lead = positions.device, positions.shape[:-2]
-    before = torch.nn.functional.pad(positions[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
-    mask_before = torch.nn.functional.pad(mask[..., :-1, :], (0, 0, 1, 0))
+    device, lead = positions.device, positions.shape[:-2]
+    previous = torch.nn.functional.pad(positions[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
+    previous_mask = torch.nn.functional.pad(mask[..., :-1, :], (0, 0, 1, 0))
     atoms = tables["torsion_atoms"][..., :28]
-    four = torch.cat([before, positions], -2).gather(-2, _over_xyz(atoms)).view(*lead, 7, 4, 3)
-    known = torch.cat([mask_before, mask], -1).gather(-1, atoms).view(*lead, 7, 4).prod(-1)
-    # Slices, not lists of indices: a list would have to be copied to the device each time.
-    axes = frame_axes(torch.cat([four[..., 1:3, :], four[..., :1, :]], dim=-2))
+    atoms4 = torch.cat([previous, positions], -2).gather(-2, _over_xyz(atoms)).view(*lead, 7, 4, 3)
+    atoms_mask = torch.cat([previous_mask, mask], -1).gather(-1, atoms).view(*lead, 7, 4).prod(-1)
+    # Slices, not lists of indices, which would be copied to the device each time.
+    axes = frame_axes(torch.cat([atoms4[..., 1:3, :], atoms4[..., :1, :]], dim=-2))
     # No matmul here: it would follow the user's TF32 setting.
-    local = (axes * (four[..., 3, :] - four[..., 2, :])[..., None]).sum(-2)
+    local = (axes * (atoms4[..., 3, :] - atoms4[..., 2, :])[..., None]).sum(-2)
     sin_cos = local[..., 1:].flip(-1)
     sin_cos = sin_cos / torch.sqrt((sin_cos * sin_cos).sum(-1, keepdim=True) + _EPS)
-    sin_cos = sin_cos * _constant((1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0), at)[:, None]
+    sin_cos = sin_cos * _constant((1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0), device)[:, None]
     return {
         "torsion_angles_sin_cos": sin_cos,
         "alt_torsion_angles_sin_cos": sin_cos * tables["torsion_mirror"][..., :7, None],
-        "torsion_angles_mask": known * tables["torsion_exists"][..., :7],
+        "torsion_angles_mask": atoms_mask * tables["torsion_exists"][..., :7],
     }
 
 
@@ -208,7 +208,7 @@ def structure_features(
     positions: Float[Tensor, "L 37 3"],
     mask: Float[Tensor, "L 37"],
 ) -> dict[str, Tensor]:
-    """Every ground-truth feature of a whole chain, by name."""
+    """Every ground-truth feature of a full chain, by name."""
     torsions = atom37_to_torsion_angles(tables, positions, mask)
     return {
         "all_atom_positions": positions,
@@ -228,7 +228,7 @@ def template_features(
     mask: Float[Tensor, "T L 37"],
     sum_probs: Float[Tensor, " T"],
 ) -> dict[str, Tensor]:
-    """Every template feature of whole templates, by name."""
+    """Every template feature of full-length templates, by name."""
     tables = ResidueTables(aatype.clamp(max=UNKNOWN))  # templates have gaps
     torsions = atom37_to_torsion_angles(tables, positions, mask)
     return {

@@ -62,7 +62,7 @@ def make_batch(
     slots, templates = [], config.max_templates > 0
     for sample in samples:
         location = catalog.location(sample.row)
-        nbytes = slot_nbytes(location, templates) + maker.words_nbytes(location)
+        nbytes = slot_nbytes(location, templates) + maker.words_nbytes()
         offset = arena.allocate(nbytes)
         assert offset is not None
         request = ReadRequest(0, location, config.supervised, templates, offset, nbytes)

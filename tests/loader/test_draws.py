@@ -59,7 +59,7 @@ def test_block_deletion_keeps_a_quarter_of_the_rows() -> None:
     # Five blocks of 30 % over uniform starts: (1 - 0.7^6) / 6 + 0.7^6 of the rows stay.
     rows, size = 1000, msa.block_size(1000, CONFIG.block_fraction)
     kept = [
-        sum(b - a for a, b in msa.kept_spans(rows, draws_of(i).block_starts(rows), size))
+        sum(b - a for a, b in msa.remaining_spans(rows, draws_of(i).block_starts(rows), size))
         for i in range(500)
     ]
     want = (1 - 0.7**6) / 6 + 0.7**6

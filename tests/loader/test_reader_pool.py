@@ -117,7 +117,7 @@ def test_a_frozen_reader_that_takes_no_more_is_replaced(tmp_path: Path) -> None:
     request = ReadRequest(0, catalog.location(0), True, True, offset, nbytes)
     many = [request._replace(number=number) for number in range(4000)]
     assert len(pickle.dumps(many)) > 300_000
-    readers = ProcessReaders([dataset.storage], arena, 1, taking=2.0)
+    readers = ProcessReaders([dataset.storage], arena, 1, send_timeout=2.0)
     try:
         os.kill(readers._process.pid, signal.SIGSTOP)
         readers.submit(many)
