@@ -211,7 +211,7 @@ class BatchMaker:
         if slot.slab.overflow:
             data = overflow_tensor(slot.slab).to(self._device)
         else:
-            data = self._copy(slot)
+            data = self._copy(slot, slot.slab.stop)
             # On a CPU these are the slot's own bytes, which will be overwritten.
             data = data.clone() if self._stream is None else data
         tensors, zeros = unpack_sample(slot.slab.layout, data)
@@ -248,8 +248,9 @@ class BatchMaker:
     ) -> None:
         config, sample = self._config, slot.sample
         catalog = self._catalogs[sample.dataset]
+        data = self._arena.array[slot.offset : slot.offset + slot.slab.stop]
         chain = unpack_chain(
-            *(slot.slab, self._bytes(slot), self._sizes(sample), crop.templates),
+            *(slot.slab, data, self._sizes(sample), crop.templates),
             origin=Origin(catalog.chain_id(sample.row), catalog.uri),  # what an error names
             device=self._device,
             **self._index_values(sample),
@@ -299,14 +300,9 @@ class BatchMaker:
 
         return words_nbytes(self._config)
 
-    def _bytes(self, slot: FilledSlot) -> np.ndarray:
-        """A slot's bytes, from its start."""
-        array: np.ndarray = self._arena.array[slot.offset : slot.offset + slot.slab.stop]
-        return array
-
-    def _copy(self, slot: FilledSlot, end: int = 0) -> Tensor:
-        """The slot's bytes, up to `end` if not 0, on the device: one asynchronous copy."""
-        start, stop = slot.offset + slot.slab.start, slot.offset + (end or slot.slab.stop)
+    def _copy(self, slot: FilledSlot, end: int) -> Tensor:
+        """The slot's bytes up to `end` on the device: one asynchronous copy."""
+        start, stop = slot.offset + slot.slab.start, slot.offset + end
         if self._stream is None:
             return self._memory[start:stop]
         data = torch.empty(stop - start, dtype=torch.uint8, device=self._device)

@@ -15,7 +15,7 @@ from evofeed.store.inner import SpanTable
 
 
 class ChainLocation(NamedTuple):
-    """Location of a chain in the store: a reader needs no index besides."""
+    """Location of a chain in the store, with all that a reader needs of the index."""
 
     dataset: int
     chain_id: str

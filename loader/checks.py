@@ -22,7 +22,7 @@ _ITEM_DTYPES: Final[dict[Codec, np.dtype]] = {
     Codec.ROW_COUNTS16: np.dtype("<u2"),
     Codec.ROW_COUNTS32: np.dtype("<u4"),
 }
-_ROW_COUNTS: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
+ROW_COUNTS: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
 _DTYPES: Final = {name: np.dtype(f.dtype) for name, f in FEATURES.items() if f.dtype != "str"}
 _INT32: Final = np.dtype(np.int32)
 _LIMITS: Final[dict[str, int | str]] = {
@@ -62,7 +62,7 @@ def _check_plain(name: str, column: PackedColumn, dims: dict[str, int]) -> None:
         expected = count // 37 * 5
     elif codec == Codec.RANGE:
         expected = 4
-    elif codec in _ROW_COUNTS:
+    elif codec in ROW_COUNTS:
         expected = dims["N"] * _ITEM_DTYPES[codec].itemsize
     elif codec == Codec.RAW or codec in _ITEM_DTYPES:
         expected = count * _ITEM_DTYPES.get(codec, dtype).itemsize
@@ -70,7 +70,7 @@ def _check_plain(name: str, column: PackedColumn, dims: dict[str, int]) -> None:
         raise ValueError(f"codec {codec.name} is unknown to this loader: upgrade evofeed")
     if nbytes != expected:
         raise ValueError(f"{nbytes} bytes, not {expected}")
-    if codec in _ROW_COUNTS:
+    if codec in ROW_COUNTS:
         total = int(np.frombuffer(column.payload, _ITEM_DTYPES[codec]).sum(dtype=np.int64))
         if total != dims["K"]:
             raise ValueError(f"row counts add up to {total}, not {dims['K']}")

@@ -27,7 +27,7 @@ _NMR: Final = ("SOLUTION NMR", "SOLID-STATE NMR")
 
 
 class EntryLocation(NamedTuple):
-    """Location of an entry and its alignments in the store: a reader needs no table besides."""
+    """Location of an entry and its alignments in the store; a reader opens no table."""
 
     dataset: int
     chain_id: str

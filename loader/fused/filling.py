@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from evofeed.loader.checks import ROW_COUNTS
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.draws import Crop, use_clamped_fape
@@ -36,7 +37,6 @@ _KIND_OF_CODEC: Final[dict[int, int]] = {
     Codec.ROW_COUNTS8: UINT8,
     Codec.ROW_COUNTS16: UINT16,
 }
-_ROW_COUNTS: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
 _STORED_BYTES: Final = ("aatype", "template_aatype", "msa")
 """Columns with one byte a value in the RAW codec; other integers have four."""
 
@@ -123,7 +123,7 @@ def sample_words(
         recycle_words=_recycle_stride(config),
         **{f"{prefix}_at": column_at(stored) for prefix, stored in INTEGERS.items()},
         **{f"{prefix}_kind": column_kind(stored) for prefix, stored in INTEGERS.items()},
-        deletion_by_row=int(parts["deletion_row"].codec in _ROW_COUNTS),
+        deletion_by_row=int(parts["deletion_row"].codec in ROW_COUNTS),
         msa_at=column_at("msa"),
         msa_pitch=_packed_pitch(parts["msa"], length),
         **_coordinates("truth", parts, "all_atom", slab, length),

@@ -17,13 +17,13 @@ __all__ = ["make_complex", "pairing_of", "three_complexes"]
 
 def pairing_of(chain: ChainRecord, rows: int, seed: int) -> ChainRecord:
     """Rows to pair of a chain, of few species."""
-    made = make_record(chain.chain_id, chain.num_res, rows, 0, seed=seed, structure=False)
-    msa = made.msa.copy()
+    record = make_record(chain.chain_id, chain.num_res, rows, 0, seed=seed, structure=False)
+    msa = record.msa.copy()
     msa[0] = chain.aatype
     msa[2] = chain.msa[min(3, len(chain.msa) - 1)]  # also among the unpaired ones
     species = np.random.default_rng(seed).choice(["", "HUMAN", "MOUSE", "YEAST", "9606"], rows)
     species[0] = ""
-    return made.replace(
+    return record.replace(
         sequence=chain.sequence,
         aatype=chain.aatype,
         msa=msa,
@@ -61,13 +61,13 @@ def make_complex(
 
 def three_complexes(folder: Path) -> Dataset:
     """A dataset of three chains and three complexes of them: A2B, A2 and ABC3."""
-    one, two = make_record("1abc_A", 18, 60, 3), make_record("1abc_B", 11, 50, 1)
-    three = make_record("2def_A", 25, 30, 0)
-    base = write_dataset(folder, [one, two, three])
+    first, second = make_record("1abc_A", 18, 60, 3), make_record("1abc_B", 11, 50, 1)
+    third = make_record("2def_A", 25, 30, 0)
+    base = write_dataset(folder, [first, second, third])
     complexes = [
-        make_complex("1abc", [one, two], [2, 1], 1),
-        make_complex("2def", [three], [2], 2),
-        make_complex("3ghi", [two, three, one], [1, 1, 3], 3),
+        make_complex("1abc", [first, second], [2, 1], 1),
+        make_complex("2def", [third], [2], 2),
+        make_complex("3ghi", [second, third, first], [1, 1, 3], 3),
     ]
     add_assemblies(base, complexes)
     return Dataset.open(str(folder))

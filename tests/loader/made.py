@@ -82,16 +82,16 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], limit: float = 
     """Integers and masks equal, floats to rounding."""
     assert set(got) == set(want)
     for name, value in want.items():
-        here, there = value.cpu(), got[name].cpu()
-        if not here.is_floating_point() or name.endswith(("mask", "exists")):
-            assert torch.equal(there, here), name
+        expected, actual = value.cpu(), got[name].cpu()
+        if not expected.is_floating_point() or name.endswith(("mask", "exists")):
+            assert torch.equal(actual, expected), name
             continue
-        assert bool(torch.isfinite(there).all()), name
+        assert bool(torch.isfinite(actual).all()), name
         if name in KNOWN:
-            known = want[KNOWN[name]].cpu() == 1
-            here, there = here[known], there[known]
+            is_known = want[KNOWN[name]].cpu() == 1
+            expected, actual = expected[is_known], actual[is_known]
         torch.testing.assert_close(
-            there, here, rtol=1e-5, atol=limit, msg=lambda text, name=name: f"{name}: {text}"
+            actual, expected, rtol=1e-5, atol=limit, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -121,24 +121,24 @@ def replay_fused(
         key=0, number=0, batch=1, resolution=case.chain.resolution, is_distillation=False,
     )  # fmt: skip
     data = torch.frombuffer(slot, dtype=torch.uint8)[slab.start : slab.stop].to(device)
-    on_device = torch.from_numpy(words).to(device)
+    words_on_device = torch.from_numpy(words).to(device)
     num_res = config.crop_size or case.chain.num_res
     with poisoned_memory():
         batch = empty_batch(
             config, num_res=num_res, batch_size=1, recycles=1, device=data.device, zeroed=False
         )
-    kernels.unpack(on_device, data)
+    kernels.unpack(words_on_device, data)
     counts = rows.row_count, rows.extra_count
     orders = draws.row_order(counts[0]), draws.extra_order(counts[1])
-    most, pitch = kernels.sample["max_rows"], kernels.sample["pitch"]
+    max_rows, pitch = kernels.sample["max_rows"], kernels.sample["pitch"]
     for purpose, order in enumerate(orders, 1):
         order = order.to(device, torch.int32)
-        kernels.order[purpose * most :][: len(order)] = order
+        kernels.order[purpose * max_rows :][: len(order)] = order
         steps = torch.arange(len(order), device=device, dtype=torch.int32)
-        kernels.rank[purpose * most :][order.long()] = steps
-    kernels.gather(on_device, data)
+        kernels.rank[purpose * max_rows :][order.long()] = steps
+    kernels.gather(words_on_device, data)
     centres, length = rows.centres, case.chain.num_res
-    kernels.mask(on_device, data, batch)
+    kernels.mask(words_on_device, data, batch)
     masked_at = draws.mask_position(centres, length).to(device)
     codes, masked, where = (
         scratch[: centres * pitch].view(centres, pitch)[:, :length]
@@ -147,6 +147,6 @@ def replay_fused(
     new = draws.replacement(codes, case.chain.profile_counts).to(device, torch.uint8)
     masked[:] = torch.where(masked_at, new, codes)
     where[:] = masked_at.to(torch.uint8)
-    kernels.features_of_recycles(on_device, data, batch)
-    kernels.constant_features(on_device, data, batch)
+    kernels.features_of_recycles(words_on_device, data, batch)
+    kernels.constant_features(words_on_device, data, batch)
     return case, kernels, batch

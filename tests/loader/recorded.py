@@ -38,7 +38,7 @@ def from_raw_features(raw: dict[str, np.ndarray], chain_id: str) -> ChainRecord:
     msa, deletions = HHBLITS_TO_RESTYPE[raw["msa"]], raw["deletion_matrix_int"]
     row, column = (at.astype(np.int32) for at in np.nonzero(deletions))
     count, atoms = len(raw["template_aatype"]), (len(aatype), 37)
-    known = "all_atom_positions" in raw
+    has_structure = "all_atom_positions" in raw
     return ChainRecord(
         chain_id=chain_id,
         sequence="".join((RESTYPES + "X")[code] for code in aatype),
@@ -54,8 +54,8 @@ def from_raw_features(raw: dict[str, np.ndarray], chain_id: str) -> ChainRecord:
             name.decode() for name in raw.get("msa_species_identifiers", [b""] * len(msa))
         ),
         hhblits_profile_counts=profile_counts(msa),
-        all_atom_positions=raw["all_atom_positions"].astype(np.float32) if known else None,
-        all_atom_mask=raw["all_atom_mask"].astype(np.uint8) if known else None,
+        all_atom_positions=raw["all_atom_positions"].astype(np.float32) if has_structure else None,
+        all_atom_mask=raw["all_atom_mask"].astype(np.uint8) if has_structure else None,
         template_aatype=HHBLITS_TO_RESTYPE[raw["template_aatype"].argmax(-1)],
         template_all_atom_positions=raw["template_all_atom_positions"].reshape(count, *atoms, 3),
         template_all_atom_mask=raw["template_all_atom_mask"].astype(np.uint8),
@@ -96,7 +96,7 @@ def recorded_crop(draws: dict[str, np.ndarray], config: LoaderConfig, length: in
     first, order = 0, np.arange(T)
     if T and config.subsample_templates:
         first, order = ints.pop(0), draws["draw.random_crop_to_size.randperm.0"]
-    templates = tuple(int(one) for one in order[first : first + config.max_templates])
+    templates = tuple(int(index) for index in order[first : first + config.max_templates])
     return Crop(ints[1], min(length, config.crop_size or length), templates)
 
 

@@ -26,14 +26,14 @@ def make_record(
     """As any stored one, but of known residues, most of their atoms there, and as in training."""
     rng = np.random.default_rng([seed, *name.encode()])
     sizes = {"num_res": length, "num_alignments": rows, "num_templates": templates}
-    made = random_record(int(rng.integers(2**31)), chain_id=name, **sizes)
+    record = random_record(int(rng.integers(2**31)), chain_id=name, **sizes)
     aatype = rng.integers(0, 20, length).astype(np.uint8)
-    msa = np.where(rng.random([rows, length]) < 0.6, aatype, made.msa).astype(np.uint8)
+    msa = np.where(rng.random([rows, length]) < 0.6, aatype, record.msa).astype(np.uint8)
     msa[0] = aatype
     mask = ATOM37_MASK[aatype] * (rng.random([length, 37]) < 0.95) * (rng.random([length, 1]) < 0.9)
     steps = rng.integers(-15_000, 15_000, [length, 37, 3])  # atoms of a residue lie near each other
     xyz = np.where(mask[..., None], steps.astype(np.float32) / np.float32(1000), np.float32(0))
-    return made.replace(
+    return record.replace(
         sequence="".join(RESTYPES[code] for code in aatype),
         aatype=aatype,
         msa=msa,

@@ -54,8 +54,8 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """What nested tables and lists hold, by where it is."""
     if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, one in sorted(pairs, key=lambda pair: str(pair[0])):
-            yield from leaves(one, f"{name}.{key}")
+        for key, child in sorted(pairs, key=lambda pair: str(pair[0])):
+            yield from leaves(child, f"{name}.{key}")
     else:
         yield name, value
 

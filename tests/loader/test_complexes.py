@@ -38,25 +38,25 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[dict[str, Any]]:
     """Every sample of an epoch made of its record, without shards, slots or readers."""
-    config, made = loader.config, []
+    config, expected = loader.config, []
     for plan in loader.planner.batches(epoch, 0):
         if plan.epoch != epoch:
-            return made
+            return expected
         for sample in plan.samples:
             name = loader.planner.catalogs[sample.dataset].location(sample.row).chain_id
             planned = plan_complex(dataset.assemblies[name], config, SampleDraws(sample.key))
             tensors = complex_tensors(*planned)
-            made.append(complex_batch([(tensors, sample.key)], plan.recycles, config))
-    return made
+            expected.append(complex_batch([(tensors, sample.key)], plan.recycles, config))
+    return expected
 
 
 def test_batches_are_what_the_records_make(dataset: Dataset) -> None:
     with open_loader(dataset.assemblies, CONFIG) as loader:
-        wanted = from_records(dataset, loader, 0)
+        expected = from_records(dataset, loader, 0)
         got = list(loader)
-    assert len(got) == len(wanted) == 8
+    assert len(got) == len(expected) == 8
     assert set(got[0]) == {feature.name for feature in ASSEMBLY_BATCH} | {"gt_features"}
-    for batch, want in zip(got, wanted, strict=True):
+    for batch, want in zip(got, expected, strict=True):
         truth = want.pop("gt_features")
         assert set(batch) == {*want, "gt_features"} and set(truth) == set(batch["gt_features"])
         for name, value in want.items():

@@ -58,12 +58,14 @@ def test_the_bits_are_those_of_the_published_generator() -> None:
 def test_block_deletion_keeps_a_quarter_of_the_rows() -> None:
     # Five blocks of 30 % over uniform starts: (1 - 0.7^6) / 6 + 0.7^6 of the rows stay.
     rows, size = 1000, msa.block_size(1000, CONFIG.block_fraction)
-    kept = [
+    remaining = [
         sum(b - a for a, b in msa.remaining_spans(rows, draws_of(i).block_starts(rows), size))
         for i in range(500)
     ]
     want = (1 - 0.7**6) / 6 + 0.7**6
-    assert abs(np.mean(kept) / rows - want) < 4 * np.std(kept) / rows / math.sqrt(len(kept))
+    assert abs(np.mean(remaining) / rows - want) < 4 * np.std(remaining) / rows / math.sqrt(
+        len(remaining)
+    )
 
 
 def test_masked_cells_become_what_af2_says_as_often_as_it_says() -> None:
@@ -73,9 +75,9 @@ def test_masked_cells_become_what_af2_says_as_often_as_it_says() -> None:
     counts = torch.zeros(length, 22, dtype=torch.int64)
     counts[:, 3], counts[:, GAP] = 30, 10
     draws = draws_of(0)
-    asked = draws.mask_position(rows, length)
+    mask = draws.mask_position(rows, length)
     cells = rows * length
-    assert abs(asked.float().mean() - 0.15) < 4 * math.sqrt(0.15 * 0.85 / cells)
+    assert abs(mask.float().mean() - 0.15) < 4 * math.sqrt(0.15 * 0.85 / cells)
     new = draws.replacement(codes, counts)
     share = {code: float((new == code).float().mean()) for code in range(MASK + 1)}
     same = {code: float((codes == code).float().mean()) for code in range(22)}
@@ -90,13 +92,13 @@ def test_masked_cells_become_what_af2_says_as_often_as_it_says() -> None:
 def test_the_start_of_a_crop_follows_the_published_law() -> None:
     # x uniform in 0..n, start uniform in 0..n-x: P(start = s) = sum_{m >= s} 1/(m+1) / (n+1)
     length, samples = 256 + 9, 2_000
-    seen = np.zeros(10)
+    counts = np.zeros(10)
     for sample in range(samples):
         crop = draw_crop(CONFIG, sample_key(1, 0, sample), length, 0)
         assert crop.length == 256
-        seen[crop.start] += 1
+        counts[crop.start] += 1
     want = np.array([sum(1 / (m + 1) for m in range(s, 10)) for s in range(10)]) / 10 * samples
-    assert np.all(abs(seen - want) < 5 * np.sqrt(want))
+    assert np.all(abs(counts - want) < 5 * np.sqrt(want))
 
 
 @pytest.mark.parametrize("templates", [1, 3, 6])
@@ -114,8 +116,8 @@ def test_templates_are_chosen_by_the_published_law(templates: int) -> None:
     want = np.bincount(np.minimum(templates - starts, 4), minlength=5) / (templates + 1)
     assert np.all(abs(sizes / samples - want) < 5 * np.sqrt(want / samples) + 1e-9)
     assert abs(first / first.sum() - 1 / templates).max() < 5 / math.sqrt(samples)
-    kept = draw_crop(LoaderConfig.prediction(), 5, 10, templates).templates
-    assert kept == tuple(range(min(templates, 4)))
+    remaining = draw_crop(LoaderConfig.prediction(), 5, 10, templates).templates
+    assert remaining == tuple(range(min(templates, 4)))
 
 
 def test_recycling_and_clamping_have_their_frequencies() -> None:
@@ -128,9 +130,9 @@ def test_recycling_and_clamping_have_their_frequencies() -> None:
 
 def test_clustering_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    one = torch.from_numpy(rng.integers(0, 4, [7, 90]).astype(np.uint8))
-    two = torch.from_numpy(rng.integers(0, 4, [500, 90]).astype(np.uint8))
-    want = clusters.nearest_clusters(one, two)
+    centres = torch.from_numpy(rng.integers(0, 4, [7, 90]).astype(np.uint8))
+    extra = torch.from_numpy(rng.integers(0, 4, [500, 90]).astype(np.uint8))
+    want = clusters.nearest_clusters(centres, extra)
     monkeypatch.setattr(clusters, "_EXACT_COLUMNS", 32)
     monkeypatch.setattr(clusters, "_CHUNK_BYTES", 1)
-    assert torch.equal(clusters.nearest_clusters(one, two), want)
+    assert torch.equal(clusters.nearest_clusters(centres, extra), want)

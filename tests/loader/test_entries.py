@@ -36,14 +36,14 @@ def config(**changes: Any) -> LoaderConfig:
 
 
 def loader(**changes: Any) -> FeatureLoader:
-    made = changes.pop("config", None) or config()
+    settings = changes.pop("config", None) or config()
     options = {"device": "cpu", "reader": "thread", "seed": 3, "prefetch": 2, **changes}
-    return FeatureLoader(Dataset.open(dataset_uri()).entries, made, **options)
+    return FeatureLoader(Dataset.open(dataset_uri()).entries, settings, **options)
 
 
 def test_a_batch_is_what_openfold3s_training_step_takes() -> None:
-    with loader() as one:
-        batch = openfold3_batch(next(iter(one)))
+    with loader() as first:
+        batch = openfold3_batch(next(iter(first)))
     assert batch["restype"].shape == (1, 32, 32)
     assert batch["msa"].shape[2:] == (32, 32)
     assert batch["msa"].shape[1] == 16
@@ -54,12 +54,12 @@ def test_a_batch_is_what_openfold3s_training_step_takes() -> None:
 
 
 def test_a_batch_is_what_boltzs_training_step_takes() -> None:
-    def made(**changes: Any) -> LoaderConfig:
+    def settings(**changes: Any) -> LoaderConfig:
         view = EntryConfig.boltz(max_tokens=32, max_atoms=512, max_seqs=16, **changes)
         return LoaderConfig.boltz(entries=view, epoch_len=4, batch_size=2)
 
-    with loader(config=made()) as one, loader(config=made(symmetries=True)) as two:
-        batches, more = ([boltz_batch(batch) for batch in each] for each in (one, two))
+    with loader(config=settings()) as first, loader(config=settings(symmetries=True)) as second:
+        batches, more = ([boltz_batch(batch) for batch in each] for each in (first, second))
     shared = [{name: batch[name] for name in batches[0]} for batch in more]
     assert whole_digest(shared) == whole_digest(batches)
     lists = {"chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"}
@@ -78,10 +78,10 @@ def test_a_batch_is_what_boltzs_training_step_takes() -> None:
 
 
 def test_a_batch_is_what_protenixs_training_step_takes_with_every_polymers_sequence() -> None:
-    made = LoaderConfig.protenix(entries=EntryConfig.protenix(crop_size=64), epoch_len=12)
+    settings = LoaderConfig.protenix(entries=EntryConfig.protenix(crop_size=64), epoch_len=12)
     nucleic = 0
-    with loader(config=made) as one:
-        for batch in map(protenix_batch, one):
+    with loader(config=settings) as first:
+        for batch in map(protenix_batch, first):
             features = batch["input_feature_dict"]
             assert 0 < len(features["token_index"]) <= 64
             assert batch["label_dict"]["coordinate"].shape[1] == 3
@@ -108,8 +108,8 @@ def test_a_sample_is_the_plan_of_its_record_at_its_position() -> None:
             if name in set(entries.names("alignment"))
         }
         view = openfold3_view(record, section, entries.molecules("openfold3"), names)
-        found = [entries.alignment(name) for name in view.alignments]
-        again = plan_sample(view, found, location.datapoint, SampleDraws(77), RULES.view)
+        alignments = [entries.alignment(name) for name in view.alignments]
+        again = plan_sample(view, alignments, location.datapoint, SampleDraws(77), RULES.view)
         assert packed.keys() == again.keys()
         for name, value in packed.items():
             np.testing.assert_equal(value, again[name], name)
@@ -119,8 +119,8 @@ def test_a_sample_that_no_slot_can_hold_comes_beside_it_and_is_the_same() -> Non
     small = EntryConfig(
         project="openfold3", view=RULES.view, resolution_required=True, slot_nbytes=512
     )
-    with loader() as one, loader(config=config(entries=small), reader="process") as two:
-        assert take(one, 8) == take(two, 8)
+    with loader() as first, loader(config=config(entries=small), reader="process") as second:
+        assert take(first, 8) == take(second, 8)
 
 
 def test_a_draw_without_a_sample_is_replaced_alike_whatever_comes_first(
@@ -137,15 +137,15 @@ def test_a_draw_without_a_sample_is_replaced_alike_whatever_comes_first(
         return plan_entry(storage, location, key, rules)
 
     monkeypatch.setattr(reading, "plan_entry", plan)
-    found = []
+    digests = []
     for delay in (0.0, 0.01):  # noqa: B007 - `plan` has it
         refused = set[str]()
-        with loader(config=config(epoch_len=12), num_threads=3, prefetch=4) as one:
-            batches = list(one)
-            assert one.stats()["substituted_samples"] > 2
+        with loader(config=config(epoch_len=12), num_threads=3, prefetch=4) as first:
+            batches = list(first)
+            assert first.stats()["substituted_samples"] > 2
         assert refused & {name for batch in batches for name in batch["entry_id"]}
-        found.append(whole_digest(batches))
-    assert found[0] == found[1]
+        digests.append(whole_digest(batches))
+    assert digests[0] == digests[1]
 
 
 def test_epochs_and_seeds_draw_other_samples_and_the_weights_decide() -> None:

@@ -31,11 +31,11 @@ def test_a_chain_with_next_to_nothing_gives_a_whole_batch(
     record = make_record("t_A", length, rows, templates)
     config = CONFIG.replace(max_aa_fraction=1.0)
     (batch,) = batches(write_dataset(tmp_path / "d", [record]), config)
-    kept = min(length, 20)
-    assert batch["seq_mask"].sum() == kept == int(batch["seq_length"])
+    num_res = min(length, 20)
+    assert batch["seq_mask"].sum() == num_res == int(batch["seq_length"])
     assert all(bool(torch.isfinite(value.double()).all()) for value in batch.values())
     assert batch["msa_row_mask"].sum() + batch["extra_msa_row_mask"].sum() <= 2 * rows
-    assert batch["msa_mask"][..., kept:].sum() == 0
+    assert batch["msa_mask"][..., num_res:].sum() == 0
 
 
 def test_a_distillation_chain_keeps_a_thousand_rows_at_most(tmp_path: Path) -> None:

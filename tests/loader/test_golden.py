@@ -53,17 +53,17 @@ def test_every_recorded_feature_comes_out_of_the_replay(case: Case) -> None:
     batch["seq_length"][:] = case.crop.length
     batch["resolution"][:] = case.chain.resolution
     batch["is_distillation"][:] = case.chain.is_distillation
-    found = as_recorded(batch, case.final)
-    assert len(found) > 20
-    all_same(found, case.final, list(found))
+    features = as_recorded(batch, case.final)
+    assert len(features) > 20
+    all_same(features, case.final, list(features))
     made_besides = set(batch) - set(case.final) - {"use_clamped_fape"}
     assert not {name for name in made_besides if case.config.supervised}
 
 
 def as_recorded(batch: dict[str, Tensor], final: dict[str, np.ndarray]) -> dict[str, Tensor]:
     """The recorded features of a batch of one sample and one recycle."""
-    found = {name: batch[name][0].cpu() for name in final}
-    return {name: v[0] if v.dim() == final[name].ndim + 1 else v for name, v in found.items()}
+    features = {name: batch[name][0].cpu() for name in final}
+    return {name: v[0] if v.dim() == final[name].ndim + 1 else v for name, v in features.items()}
 
 
 def all_same(
@@ -75,8 +75,8 @@ def all_same(
     """Every named feature is the recorded one; angles only where they are known."""
     for name in names:
         if masked(name):
-            known = want[KNOWN[name]] == 1
-            same(features[name][torch.from_numpy(known)], want[name][known], name, atol=1e-4)
+            is_known = want[KNOWN[name]] == 1
+            same(features[name][torch.from_numpy(is_known)], want[name][is_known], name, atol=1e-4)
         else:
             same(features[name], want[name], name)
 

@@ -35,10 +35,10 @@ CONFIG = LoaderConfig(crop_size=24, max_msa_clusters=16, max_extra_msa=32, epoch
 def test_batches_of_cpu_and_gpu_agree(tmp_path: Path, fused: bool) -> None:
     dataset = small_dataset(tmp_path / "d")
     with (
-        FeatureLoader(dataset, CONFIG, device="cpu") as one,
-        FeatureLoader(dataset, CONFIG, device="cuda", fused=fused) as two,
+        FeatureLoader(dataset, CONFIG, device="cpu") as on_cpu,
+        FeatureLoader(dataset, CONFIG, device="cuda", fused=fused) as on_gpu,
     ):
-        for want, got in zip(one, two, strict=True):
+        for want, got in zip(on_cpu, on_gpu, strict=True):
             assert_same(got, want, limit=1e-4)
 
 
@@ -47,10 +47,10 @@ def test_complexes_of_cpu_and_gpu_agree(tmp_path: Path) -> None:
     rules = AssemblyConfig(msa_rows=40, paired_rows=16, min_rows=24, interface_threshold=20.0)
     config = CONFIG.replace(assemblies=rules, epoch_len=6, batch_size=2)
     with (
-        FeatureLoader(dataset.assemblies, config, device="cpu") as one,
-        FeatureLoader(dataset.assemblies, config, device="cuda") as two,
+        FeatureLoader(dataset.assemblies, config, device="cpu") as on_cpu,
+        FeatureLoader(dataset.assemblies, config, device="cuda") as on_gpu,
     ):
-        for want, got in zip(one, two, strict=True):
+        for want, got in zip(on_cpu, on_gpu, strict=True):
             for batches in ((got.pop("gt_features"), want.pop("gt_features")), (got, want)):
                 assert_same(*batches, limit=1e-4)
 
@@ -102,8 +102,8 @@ def test_a_slot_that_is_freed_is_not_read_any_more(
             got.append({name: value.clone() for name, value in batch.items()})
             del batch
     assert len(poisoned) >= len(want)
-    for here, there in zip(want, got, strict=True):
-        assert_same(there, here, limit=1e-4)
+    for expected, actual in zip(want, got, strict=True):
+        assert_same(actual, expected, limit=1e-4)
 
 
 @pytest.mark.parametrize("path", golden_files("data/golden/*.draws.npz"), ids=lambda p: p.name)
@@ -127,17 +127,17 @@ def test_features_on_a_gpu_are_those_of_the_cpu_and_nothing_waits() -> None:
     view = made_entry(chains, [(0, 2761), (2760, 2761)], alignments=("a", "b"))
     names = [f"S{n}" for n in range(900)]
     made = [made_alignment(name, names, columns=180, seed=n) for n, name in enumerate("ab")]
-    made = [one.with_templates(made_templates(180)) for one in made]
+    made = [rows.with_templates(made_templates(180)) for rows in made]
     config = OpenFold3Config(main_sources=("uniprot_hits",), used_rows=1024)
     packed = plan_sample(view, made, (0,), SampleDraws(1), config)
     assert "_template_restype" in packed
     expected = flat(openfold3_features(slotted(packed), config))
     openfold3_features(slotted(packed, "cuda"), config)
-    there = slotted(packed, "cuda")
+    on_device = slotted(packed, "cuda")
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        features = openfold3_features(there, config)
+        features = openfold3_features(on_device, config)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for name, value in flat(features).items():

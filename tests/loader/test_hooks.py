@@ -77,16 +77,16 @@ def test_weights_of_an_epoch_are_a_curriculum_and_shares(dataset: Dataset) -> No
         assert set(lengths(loader, epoch=1)) == {20, 24, 28, 32, 36, 40}
     third = LoaderHooks(name="w", weights=lambda index, epoch: np.arange(index.num_rows) % 3)
     with open_loader(dataset, config, hooks=third) as loader:
-        found = lengths(loader)
-    assert 20 not in found and 32 not in found
-    twice, once = found[28] + found[40], found[24] + found[36]
+        counts = lengths(loader)
+    assert 20 not in counts and 32 not in counts
+    twice, once = counts[28] + counts[40], counts[24] + counts[36]
     assert 1.6 < twice / once < 2.5
 
 
 def test_an_own_crop_begins_where_it_says(dataset: Dataset) -> None:
     at_end = LoaderHooks(name="end", crop=lambda sample: sample.num_res - sample.crop.length)
-    both = LoaderHooks(name="both", crop=at_end.crop, features=lambda s: {"last": s.num_res})
-    with open_loader(dataset, hooks=both) as loader:
+    combined = LoaderHooks(name="both", crop=at_end.crop, features=lambda s: {"last": s.num_res})
+    with open_loader(dataset, hooks=combined) as loader:
         for batch, _ in zip(loader, range(6), strict=False):
             assert int(batch["residue_index"].max()) + 1 == int(batch["last"])
 
@@ -96,7 +96,7 @@ def test_an_own_crop_begins_where_it_says(dataset: Dataset) -> None:
     [
         (LoaderHooks(name="x", crop=lambda s: s.num_res), "may begin at 0 to"),
         (LoaderHooks(name="x", features=lambda s: {"a": np.zeros(3)}), "first axis is the whole"),
-        (LoaderHooks(name="x", features=lambda s: {"aatype": 1}), "there already"),
+        (LoaderHooks(name="x", features=lambda s: {"aatype": 1}), "exists already"),
         (LoaderHooks(name="x", weights=lambda i, e: np.zeros(i.num_rows)), "not all 0"),
         (LoaderHooks(name="x", weights=lambda i, e: np.ones(3)), "must be 6 finite"),
     ],

@@ -62,14 +62,14 @@ def test_a_loop_that_fails_or_breaks_off_continues_with_the_next_batch(
 
 def arenas() -> list[int]:
     """Descriptors of shared memory that this process holds."""
-    held = []
+    descriptors = []
     for link in Path("/proc/self/fd").iterdir():
         try:
             if "evofeed-arena" in str(link.readlink()):
-                held.append(int(link.name))
+                descriptors.append(int(link.name))
         except FileNotFoundError:  # the listing's own
             continue
-    return sorted(held)
+    return sorted(descriptors)
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,15 @@ def test_a_script_may_go_to_another_folder(
 
 
 def test_two_loaders_do_not_disturb_each_other(dataset: Dataset, reference: list[str]) -> None:
-    with open_loader(dataset, reader="process") as one, open_loader(dataset) as two:
+    with open_loader(dataset, reader="process") as loader, open_loader(dataset) as other:
         mine, yours = [], []
         while len(mine) < len(reference):
-            mine += sample_digests(one, 1)
-            yours += sample_digests(two, 1)
-        used = one.stats()["reader_cpu_seconds"]
-        one.close()
-        sample_digests(one, 1)
-        assert one.stats()["reader_cpu_seconds"] > used > 0  # of all readers so far
+            mine += sample_digests(loader, 1)
+            yours += sample_digests(other, 1)
+        used = loader.stats()["reader_cpu_seconds"]
+        loader.close()
+        sample_digests(loader, 1)
+        assert loader.stats()["reader_cpu_seconds"] > used > 0  # of all readers so far
     assert mine == yours == reference
 
 

@@ -104,11 +104,11 @@ def test_a_window_reads_one_shard_after_another(tmp_path: Path) -> None:
     records = [make_record(f"w{i * 7 % 24:02}_A", 60, 300, 0) for i in range(24)]  # not by name
     dataset = write_dataset(tmp_path / "d", records)
     shards = dataset.index["shard"].to_pylist()
-    most = max(Counter(shards).values())
+    largest = max(Counter(shards).values())
     assert len(set(shards)) >= 4
     assert shards != sorted(shards)
     config = LoaderConfig(crop_size=8, shuffle_window=1)
-    loader = open_loader(dataset, config.replace(shuffle_window=most))
+    loader = open_loader(dataset, config.replace(shuffle_window=largest))
     read = [shards[loader.planner.sample(0, position).row] for position in range(24)]
     fetched = lru_cache(2)(lambda shard: shard)  # as a cache of two shards fetches them
     for shard in read:
@@ -152,11 +152,11 @@ def test_an_epoch_is_filled_up_or_cut_to_whole_steps(tmp_path: Path) -> None:
 def test_chains_are_accepted_as_often_as_their_probability_says() -> None:
     probability = np.array([1.0, 0.5, 0.1, 0.01])
     passes = 5_000
-    seen = np.zeros(4)
+    counts = np.zeros(4)
     for number in range(passes):
-        seen[pass_order(4, probability, 7, 0, 0, number)] += 1
+        counts[pass_order(4, probability, 7, 0, 0, number)] += 1
     spread = np.sqrt(passes * probability * (1 - probability)) + 1e-9
-    assert np.all(np.abs(seen - passes * probability) <= 4 * spread)
+    assert np.all(np.abs(counts - passes * probability) <= 4 * spread)
 
 
 def test_a_mixture_has_the_shares_asked_for_and_depends_on_nothing_else() -> None:
@@ -231,7 +231,9 @@ def test_a_balanced_window_is_the_same_for_any_number_of_ranks(tmp_path: Path) -
             [plan.samples[0] for plan in batches]
             for batches in itertools.islice(zip(*streams, strict=False), 40 // ranks)
         ]
-    flat = {ranks: [sample for step in each for sample in step] for ranks, each in steps.items()}
+    flat = {
+        ranks: [sample for step in batches for sample in step] for ranks, batches in steps.items()
+    }
     assert flat[1] == flat[world]
     assert len({sample.position for sample in flat[1]}) == 40
     costs = np.array([planners[0].catalogs[0].cost[sample.row] for sample in flat[1]])

@@ -27,7 +27,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.fixture
-def late(dataset: Dataset) -> tuple[Dataset, threading.Event]:
+def delayed(dataset: Dataset) -> tuple[Dataset, threading.Event]:
     """The same data; the first chain of the first step comes only when it is let."""
     first = read_of(dataset, loader_of(dataset).planner.sample(0, 0).row)
     let = threading.Event()
@@ -55,13 +55,13 @@ def take(loader: FeatureLoader, count: int, let: threading.Event | None = None) 
 
 
 def test_the_late_one_comes_last_and_every_step_holds_what_it_should(
-    dataset: Dataset, late: tuple[Dataset, threading.Event]
+    dataset: Dataset, delayed: tuple[Dataset, threading.Event]
 ) -> None:
     with loader_of(dataset) as loader:
         want = take(loader, 24)
         assert loader.stats()["batches_out_of_order"] == 0
-    with loader_of(late[0], in_order=False) as loader:
-        got = take(loader, 24, late[1])
+    with loader_of(delayed[0], in_order=False) as loader:
+        got = take(loader, 24, delayed[1])
         assert loader.stats()["batches_out_of_order"] >= 5
         assert loader.state_dict()["consumed"] == 24
     assert got[5] == want[0]
@@ -71,12 +71,12 @@ def test_the_late_one_comes_last_and_every_step_holds_what_it_should(
 
 @pytest.mark.parametrize("stop", [2, 5, 6])
 def test_a_state_from_the_middle_of_such_a_step_brings_the_rest(
-    dataset: Dataset, late: tuple[Dataset, threading.Event], stop: int
+    dataset: Dataset, delayed: tuple[Dataset, threading.Event], stop: int
 ) -> None:
     with loader_of(dataset) as loader:
         want = take(loader, 12)
-    with loader_of(late[0], in_order=False) as loader:
-        got = take(loader, stop, late[1])
+    with loader_of(delayed[0], in_order=False) as loader:
+        got = take(loader, stop, delayed[1])
         state = json.loads(json.dumps(loader.state_dict()))
     with loader_of(dataset) as loader:
         loader.load_state_dict(state)

@@ -89,8 +89,8 @@ def test_a_fork_may_go_on_with_the_loader_and_so_may_its_parent_which_closes_not
     (tmp_path / "script.py").write_text(FORKER)
     done = python("script.py", dataset.uri, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    one, two = done.stdout.splitlines()
-    assert one == two
+    first, second = done.stdout.splitlines()
+    assert first == second
 
 
 SPAWNED = """

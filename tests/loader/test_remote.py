@@ -102,8 +102,8 @@ def batches_with_an_outage(
 
 
 def assert_equal(got: list[dict[str, Tensor]], want: list[dict[str, Tensor]]) -> None:
-    for here, there in zip(got, want, strict=True):
-        assert all(torch.equal(here[name], there[name]) for name in there)
+    for batch, expected in zip(got, want, strict=True):
+        assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
 def test_over_http_with_broken_connections_batches_are_the_local_ones(
@@ -124,8 +124,8 @@ def test_a_server_that_hangs_up_for_a_while_costs_no_sample(
 ) -> None:
     away = threading.Event()
     with serving(dataset.uri, lambda _: "hang up" if away.is_set() else None) as server:
-        there = Dataset.open(server.uri)
-        got = batches_with_an_outage(there, 3, away.set, away.clear)
+        remote = Dataset.open(server.uri)
+        got = batches_with_an_outage(remote, 3, away.set, away.clear)
     assert_equal(got, want)
 
 
@@ -136,9 +136,9 @@ def test_a_shard_that_the_server_lacks_or_locks_costs_its_chains_and_is_named(
     dataset: Dataset, caplog: pytest.LogCaptureFixture, status: int, said: str
 ) -> None:
     gone = dataset.index["shard"][3].as_py()
-    with serving(dataset.uri, lambda one: status if gone in one.path else None) as server:
-        there = Dataset.open(server.uri)
-        with FeatureLoader(there, CONFIG, device="cpu", seed=4) as loader:
+    with serving(dataset.uri, lambda request: status if gone in request.path else None) as server:
+        remote = Dataset.open(server.uri)
+        with FeatureLoader(remote, CONFIG, device="cpu", seed=4) as loader:
             assert len(list(loader)) == 20
             (why,) = loader.stats()["bad_chains"]
     assert why.startswith(dataset.index["chain_id"][3].as_py())
@@ -153,10 +153,10 @@ def test_a_storage_that_never_answers_is_given_up_with_what_was_wrong(
 ) -> None:
     impatient = dataclasses.replace(CONFIG, outage_seconds=0.5)
     with serving(dataset.uri) as server:
-        there = Dataset.open(server.uri)
+        remote = Dataset.open(server.uri)
         server.fault = lambda request: 418
         with pytest.raises(LoaderError, match=r"nothing could be read.*unexpected HTTP 418"):
-            batches(there, impatient, reader="thread")
+            batches(remote, impatient, reader="thread")
     warning = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warning) == 1
     assert "unexpected HTTP 418" in warning[0].getMessage()
@@ -174,8 +174,8 @@ def test_a_token_that_expires_is_reported_at_once_and_a_new_one_continues_with_t
         return None if request.headers["Authorization"] == f"Bearer {good}" else expired
 
     with serving(dataset.uri, of_token) as server:
-        there = Dataset.open(server.uri)
-        with FeatureLoader(there, CONFIG, device="cpu", seed=4, **options) as loader:
+        remote = Dataset.open(server.uri)
+        with FeatureLoader(remote, CONFIG, device="cpu", seed=4, **options) as loader:
             got = list(itertools.islice(loader, 3))
             good = "second"
             with pytest.raises(LoaderError, match=r"the token has expired.*put a token"):
@@ -192,16 +192,16 @@ def test_damage_in_a_cache_is_mended_from_the_remote(
 ) -> None:
     cache = Cache(folder=str(tmp_path / "cache"))
     with serving(dataset.uri) as server:
-        there = Dataset.open(server.uri, cache=cache)
-        assert_equal(batches(there), want)
-        catalog = ChainCatalog(there.index, 0, CONFIG)
+        remote = Dataset.open(server.uri, cache=cache)
+        assert_equal(batches(remote), want)
+        catalog = ChainCatalog(remote.index, 0, CONFIG)
         for row in catalog.rows[::2]:
             location = catalog.location(int(row))
             path = tmp_path / "cache" / location.key
             data = bytearray(path.read_bytes())
             data[location.offset + location.starts[COLUMN_NUMBER["msa"]] + HEADER_NBYTES] ^= 1
             path.write_bytes(data)
-        assert_equal(batches(there), want)
+        assert_equal(batches(remote), want)
         for path in (tmp_path / "cache").rglob("*.arrow"):
             assert path.read_bytes() == (Path(dataset.uri) / "shards" / path.name).read_bytes()
 
@@ -210,6 +210,6 @@ def test_a_bucket_that_goes_and_comes_back_costs_no_sample(
     dataset: Dataset, want: list[dict[str, Tensor]]
 ) -> None:
     with local_bucket() as bucket:
-        there = Dataset.open(bucket.fill(Path(dataset.uri)))
-        got = batches_with_an_outage(there, 5, bucket.go_away, bucket.come_back)
+        remote = Dataset.open(bucket.fill(Path(dataset.uri)))
+        got = batches_with_an_outage(remote, 5, bucket.go_away, bucket.come_back)
     assert_equal(got, want)

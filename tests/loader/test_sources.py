@@ -80,8 +80,8 @@ def test_ranks_that_go_on_from_a_state_have_the_rest_of_the_stream(
     config = CONFIGS[kind].replace(epoch_len=2 * step, global_batch_size=step)
     options: dict[str, Any] = {"kind": kind, "folder": folder, "hooks": hooks, "config": config}
     with open_loader(**options) as loader:
-        whole = take(loader, step * (len(worlds) + 1))
-    assert len(set(whole)) > 3
+        full = take(loader, step * (len(worlds) + 1))
+    assert len(set(full)) > 3
     state, stitched = None, list[str]()
     for number, world in enumerate(map(int, worlds), 1):
         is_last, ranks = number == len(worlds), []
@@ -93,8 +93,8 @@ def test_ranks_that_go_on_from_a_state_have_the_rest_of_the_stream(
                 ranks.append(take(loader, (2 if is_last else 1) * step // world))
                 after = json.loads(json.dumps(loader.state_dict()))
         state = after
-        stitched += [one for each in zip(*ranks, strict=True) for one in each]
-    assert stitched == whole
+        stitched += [sample for batches in zip(*ranks, strict=True) for sample in batches]
+    assert stitched == full
     assert state is not None
     loader = open_loader(**options | other)
     with loader, pytest.raises(CannotResume, match=why):
@@ -130,14 +130,14 @@ def test_what_is_damaged_is_named_counted_and_replaced_alike_everywhere(
     rows = [planner.sample(*divmod(number, 4)).row for number in range(8)]
     gone = [planner.catalogs[0].location(row).chain_id in bad for row in rows]
     with open_loader(kind, folder, uri=uri) as loader:
-        found, stats = take(loader, 8), loader.stats()
-    assert [one != two for one, two in zip(sound, found, strict=True)] == gone
+        substituted, stats = take(loader, 8), loader.stats()
+    assert [a != b for a, b in zip(sound, substituted, strict=True)] == gone
     assert stats["substituted_samples"] >= sum(gone) > 0
     assert all(named in line and ".arrow" in line for line in stats["bad_chains"])
-    assert any(named in one.getMessage() for one in caplog.records)
+    assert any(named in record.getMessage() for record in caplog.records)
     options = {"uri": uri, "reader": "process", "num_threads": 1, "prefetch": 1, "world_size": 2}
     with open_loader(kind, folder, **options) as loader:
-        assert take(loader, 4) == found[::2]
+        assert take(loader, 4) == substituted[::2]
     none = CONFIGS[kind].replace(max_bad_chains=0)
     loader = open_loader(kind, folder, uri=uri, config=none)
     with loader, pytest.raises(LoaderError, match="max_bad_chains=0") as end:

@@ -121,7 +121,7 @@ def test_all_ranks_and_passes_of_a_step_run_the_same_recycles(dataset: Dataset) 
     )
     assert first == other  # else the ranks of a step wait or hang
     by_step = [set(first[i : i + 2]) for i in range(0, 8, 2)]  # two passes of three by two ranks
-    assert all(len(seen) == 1 for seen in by_step)
+    assert all(len(values) == 1 for values in by_step)
     assert len(set.union(*by_step)) > 1  # they are drawn again for each step
     with ranks[0] as loader:
         assert [len(batch["msa_feat"]) for batch in loader] == first

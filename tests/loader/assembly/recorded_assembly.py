@@ -49,11 +49,11 @@ class Recorded:
         config = AssemblyConfig()
         if "pair.rows" not in self.steps:
             return plan_rows(self.record, config)
-        paired = own_rows(self, self.steps["pair.rows"])[: config.paired_rows]
+        paired = entity_rows(self, self.steps["pair.rows"])[: config.paired_rows]
         unpaired = []
         for keys in self.keys:
-            kept = int(self.steps[f"crop.{keys[0]}.num_alignments"])
-            unpaired.append(self.steps[f"dedup.{keys[0]}.keep_rows"][:kept].astype(np.int64))
+            num_rows = int(self.steps[f"crop.{keys[0]}.num_alignments"])
+            unpaired.append(self.steps[f"dedup.{keys[0]}.keep_rows"][:num_rows].astype(np.int64))
         return RowPlan(paired, tuple(unpaired))
 
     def merged(
@@ -67,12 +67,12 @@ class Recorded:
         return complex_tensors({"crop": np.arange(record.num_res), **laid}, info)
 
 
-def own_rows(recorded: Recorded, rows: np.ndarray) -> np.ndarray:
+def entity_rows(recorded: Recorded, rows: np.ndarray) -> np.ndarray:
     """Recorded rows of every chain as rows of every entity; the padding row is -1."""
-    found = rows[:, recorded.firsts].astype(np.int64)
+    result = rows[:, recorded.firsts].astype(np.int64)
     for number, pairing in enumerate(recorded.record.pairing):
-        found[found[:, number] == (len(pairing.msa) if pairing else 1), number] = -1
-    return found
+        result[result[:, number] == (len(pairing.msa) if pairing else 1), number] = -1
+    return result
 
 
 @functools.cache
@@ -84,21 +84,21 @@ def load_assembly(path: Path) -> Recorded:
     for key in meta["keys"]:
         keys.setdefault(key.split("_")[0], []).append(key)
     chains, pairing = [], []
-    for own in keys.values():
-        name = meta["desc_of_key"][own[0]]
-        found = dict(np.load(path.with_name(f"{meta['name']}.chain.{name}.npz")))
-        raw = {k.removeprefix("raw."): v for k, v in found.items() if k.startswith("raw.")}
-        raw["resolution"] = found.get("conv.resolution", np.zeros([]))
+    for chain_keys in keys.values():
+        name = meta["desc_of_key"][chain_keys[0]]
+        arrays = dict(np.load(path.with_name(f"{meta['name']}.chain.{name}.npz")))
+        raw = {k.removeprefix("raw."): v for k, v in arrays.items() if k.startswith("raw.")}
+        raw["resolution"] = arrays.get("conv.resolution", np.zeros([]))
         chains.append(from_raw_features(raw, name))
         rows = ("msa", "deletion_matrix_int", "msa_species_identifiers")
-        pairs = {one: raw[f"{one}_all_seq"] for one in rows if f"{one}_all_seq" in raw}
+        pairs = {column: raw[f"{column}_all_seq"] for column in rows if f"{column}_all_seq" in raw}
         pairing.append(from_raw_features({**raw, **pairs}, name) if pairs else None)
     example = dict(np.load(path.with_name(f"{meta['name']}.np_example.npz")))
     record = AssemblyRecord(
         assembly_id=meta["name"],
         chains=tuple(chains),
         pairing=tuple(pairing),
-        copies=tuple(tuple(own) for own in keys.values()),
+        copies=tuple(tuple(chain_keys) for chain_keys in keys.values()),
     )
     return Recorded(record, steps, example, list(keys.values()))
 

@@ -51,38 +51,41 @@ def test_the_merged_example_is_the_recorded_one(recorded: Recorded, stable: bool
     want = {k.removeprefix("np."): v for k, v in recorded.example.items() if k[:3] == "np."}
     if stable:
         want |= {k[7:]: v for k, v in recorded.example.items() if k.startswith("stable.")}
-    made = recorded.merged(plan, AssemblyConfig.openfold())
+    assembly = recorded.merged(plan, AssemblyConfig.openfold())
     compared = 0
-    count = made.info.num_rows
-    rows_mask = np.zeros(made.msa.shape, np.int8)
+    count = assembly.info.num_rows
+    rows_mask = np.zeros(assembly.msa.shape, np.int8)
     rows_mask[:count] = 1
-    bias = np.zeros(len(made.msa), np.int8)
+    bias = np.zeros(len(assembly.msa), np.int8)
     bias[0] = 1
     got = {
-        "aatype": made.aatype,
-        "residue_index": made.residue_index,
-        "asym_id": made.asym_id,
-        "entity_id": made.entity_id,
-        "sym_id": made.sym_id,
-        "msa": made.msa,
-        "deletion_matrix": made.deletions,
-        "bert_mask": made.entity_cells(torch.arange(len(made.msa))),
-        "template_aatype": made.template_aatype,
-        "template_all_atom_positions": made.template_all_atom_positions,
-        "template_all_atom_mask": made.template_all_atom_mask,
+        "aatype": assembly.aatype,
+        "residue_index": assembly.residue_index,
+        "asym_id": assembly.asym_id,
+        "entity_id": assembly.entity_id,
+        "sym_id": assembly.sym_id,
+        "msa": assembly.msa,
+        "deletion_matrix": assembly.deletions,
+        "bert_mask": assembly.entity_cells(torch.arange(len(assembly.msa))),
+        "template_aatype": assembly.template_aatype,
+        "template_all_atom_positions": assembly.template_all_atom_positions,
+        "template_all_atom_mask": assembly.template_all_atom_mask,
         "num_alignments": torch.tensor(count),
-        "seq_length": torch.tensor(made.num_res),
-        "assembly_num_chains": torch.tensor(made.info.num_chains),
-        "entity_mask": (made.entity_id > 0),
-        "seq_mask": torch.ones(made.num_res, dtype=torch.int8),
+        "seq_length": torch.tensor(assembly.num_res),
+        "assembly_num_chains": torch.tensor(assembly.info.num_chains),
+        "entity_mask": (assembly.entity_id > 0),
+        "seq_mask": torch.ones(assembly.num_res, dtype=torch.int8),
         "msa_mask": torch.from_numpy(rows_mask),
         "cluster_bias_mask": torch.from_numpy(bias),
     }
-    if made.positions is not None and made.mask is not None:
-        got |= {"all_atom_positions": made.positions, "all_atom_mask": made.mask.to(torch.int8)}
-        got |= {"resolution": torch.tensor(made.info.resolution)}
+    if assembly.positions is not None and assembly.mask is not None:
+        got |= {
+            "all_atom_positions": assembly.positions,
+            "all_atom_mask": assembly.mask.to(torch.int8),
+        }
+        got |= {"resolution": torch.tensor(assembly.info.resolution)}
     for name, value in want.items():
-        if name in ("all_atom_positions", "all_atom_mask") and made.positions is None:
+        if name in ("all_atom_positions", "all_atom_mask") and assembly.positions is None:
             continue  # without a structure it is made of the sequence: nobody reads it
         if name in ("num_templates", "deletion_mean"):
             continue  # of the first chain; of no use to anybody
@@ -109,11 +112,11 @@ def test_every_recorded_feature_comes_out_of_the_replay(path: Path, golden: Path
         spatial_crop_prob=mode.get("spatial_crop_prob") or 0.0,
         interface_threshold=mode.get("interface_threshold") or 10.0,
     )
-    made = recorded.merged(recorded.unstable_plan(), rules, meta["coords"])
+    assembly = recorded.merged(recorded.unstable_plan(), rules, meta["coords"])
     lengths = recorded.lengths
-    positions = None if made.positions is None else made.positions.numpy()
-    mask = None if made.mask is None else made.mask.numpy()
-    kept = crop_residues(
+    positions = None if assembly.positions is None else assembly.positions.numpy()
+    mask = None if assembly.mask is None else assembly.mask.numpy()
+    crop = crop_residues(
         positions,
         mask,
         lengths,
@@ -122,19 +125,19 @@ def test_every_recorded_feature_comes_out_of_the_replay(path: Path, golden: Path
         rules,
     )
     if crops and "mid.crop_idxs" in draws:
-        unresolved_alike(kept, draws["mid.crop_idxs"], mask)
-        kept = draws["mid.crop_idxs"].astype(np.int64)
-    made = replace(made, crop=torch.from_numpy(kept))
-    templates = () if crops else tuple(range(made.template_aatype.shape[0]))
-    num_res = config.crop_size or made.num_res
+        unresolved_alike(crop, draws["mid.crop_idxs"], mask)
+        crop = draws["mid.crop_idxs"].astype(np.int64)
+    assembly = replace(assembly, crop=torch.from_numpy(crop))
+    templates = () if crops else tuple(range(assembly.template_aatype.shape[0]))
+    num_res = config.crop_size or assembly.num_res
     batch = empty_batch(
         config, num_res=num_res, batch_size=1, recycles=recycles, device=CPU, table=ASSEMBLY_BATCH
     )
-    put(batch, assembly_constants(made, templates, config), 0)
+    put(batch, assembly_constants(assembly, templates, config), 0)
     for recycle in range(recycles):
         fraction = mode["masked_msa_replace_fraction"]
-        of_recycle = RecordedRecycle(draws, recycle, made.info.num_rows, fraction)
-        features = assembly_recycle(made, of_recycle, config)
+        of_recycle = RecordedRecycle(draws, recycle, assembly.info.num_rows, fraction)
+        features = assembly_recycle(assembly, of_recycle, config)
         put(batch, features, recycle, 0)
     compared = 0
     for name, want in final.items():
@@ -176,10 +179,10 @@ def test_recorded_crops_come_out_of_their_draws(path: Path, golden: Path) -> Non
         else:
             draws["draw.get_spatial_crop_idx.randint.0"] = ints[0]
         if f"{number}.interface_residues" in crops:
-            found = interface_residues(
+            interface = interface_residues(
                 positions, mask, asym_id, rules.interface_threshold, same_atom=True
             )
-            assert np.array_equal(found, crops[f"{number}.interface_residues"])
+            assert np.array_equal(interface, crops[f"{number}.interface_residues"])
         got = crop_residues(positions, mask, lengths, int(size), RecordedCrop(draws, 0.5), rules)
         unresolved_alike(got, crops[f"{number}.crop_idxs"], mask)
 
@@ -195,11 +198,11 @@ def test_the_uncropped_truth_is_the_recorded_one(path: Path, golden: Path) -> No
         if name == "meta":
             continue
         field = name.removeprefix("gt.")
-        mine = got[field].to(torch.float32 if value.dtype == np.float32 else torch.int64)
+        values = got[field].to(torch.float32 if value.dtype == np.float32 else torch.int64)
         if "sin_cos" in field:
-            known = want["gt.chi_mask" if "chi" in field else "gt.torsion_angles_mask"] == 1
-            same(mine[torch.from_numpy(known)], value[known], field, atol=1e-4)
+            is_known = want["gt.chi_mask" if "chi" in field else "gt.torsion_angles_mask"] == 1
+            same(values[torch.from_numpy(is_known)], value[is_known], field, atol=1e-4)
         else:
-            same(mine, value, field)
+            same(values, value, field)
         compared += 1
     assert compared >= 25

@@ -21,13 +21,13 @@ class Chosen(SampleDraws):
     """Crops in space around the first interface residue, and keeps of how many."""
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.counts: list[int] = []
 
     def happens(self, purpose: Purpose, probability: float) -> bool:
         return True
 
     def even(self, purpose: Purpose, count: int, *, again: bool = False) -> int:
-        self.asked.append(count)
+        self.counts.append(count)
         return 0
 
 
@@ -57,10 +57,10 @@ def test_a_lone_first_interface_residue_is_cropped_around() -> None:
     # Chain 1 is far from all but residue 0, and has no atom that would be near itself.
     positions, mask = residues((0, 0, 0), (100, 0, 0), (200, 0, 0), (5, 0, 0))
     draws = Chosen()
-    kept = crop_residues(positions, mask, [3, 1], 2, draws, OURS)
-    assert kept.tolist() == [0, 3] and draws.asked == [2]
-    found = interface_residues(positions, mask, np.array([0, 0, 0, 1]))
-    assert found.tolist() == [0, 3]
+    crop = crop_residues(positions, mask, [3, 1], 2, draws, OURS)
+    assert crop.tolist() == [0, 3] and draws.counts == [2]
+    interface = interface_residues(positions, mask, np.array([0, 0, 0, 1]))
+    assert interface.tolist() == [0, 3]
 
 
 def test_a_residue_without_ca_is_cropped_around_where_its_atoms_are() -> None:
@@ -80,18 +80,20 @@ def test_near_equal_distances_are_not_reordered() -> None:
 
 def test_products_of_many_chains_do_not_wrap_round() -> None:
     msa = np.zeros([3000, 1], np.uint8)
-    both = (aligned(msa, "", *(f"{number:04}" for number in range(1, 3000))),) * 2
-    made = AssemblyRecord(assembly_id="A", chains=both, pairing=both, copies=(("A",) * 6,) * 2)
-    assert pair_rows(made, OURS)[:, 0].tolist() == list(range(3000))
+    chains = (aligned(msa, "", *(f"{number:04}" for number in range(1, 3000))),) * 2
+    record = AssemblyRecord(
+        assembly_id="A", chains=chains, pairing=chains, copies=(("A",) * 6,) * 2
+    )
+    assert pair_rows(record, OURS)[:, 0].tolist() == list(range(3000))
     wrapped = OURS.replace(wrapped_products=True)
-    assert pair_rows(made, wrapped)[:, 0].tolist() != list(range(3000))
+    assert pair_rows(record, wrapped)[:, 0].tolist() != list(range(3000))
 
 
 def test_a_chain_of_gaps_only_where_it_has_no_partner_brings_no_row_twice() -> None:
-    both, gaps = np.array([[[0, 1, 2], [3, 4, 5]], [[0, 1, 2], [GAP] * 3]], np.uint8)
-    one, two, copies = aligned(both, "", "HUMAN"), aligned(gaps), (("A", "A"), ("A",))
-    made = AssemblyRecord(assembly_id="A", chains=(one, two), pairing=(one, None), copies=copies)
-    plan = plan_rows(made, OURS)
+    chains, gaps = np.array([[[0, 1, 2], [3, 4, 5]], [[0, 1, 2], [GAP] * 3]], np.uint8)
+    one, two, copies = aligned(chains, "", "HUMAN"), aligned(gaps), (("A", "A"), ("A",))
+    record = AssemblyRecord(assembly_id="A", chains=(one, two), pairing=(one, None), copies=copies)
+    plan = plan_rows(record, OURS)
     assert plan.paired.tolist() == [[0, 0], [1, -1]]  # copies pair with each other
     assert [rows.tolist() for rows in plan.unpaired] == [[], []]
-    assert similarity(both).tolist() == [3, 0]
+    assert similarity(chains).tolist() == [3, 0]
