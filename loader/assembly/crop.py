@@ -30,7 +30,7 @@ def crop_residues(
 ) -> Int[np.ndarray, " C"]:
     """Residues of the crop, ascending; all of them if there are at most `crop_size`."""
     total = sum(lengths)
-    spatial = draws.happens(Purpose.SPATIAL_CROP, config.spatial_crop_prob)
+    spatial = draws.bernoulli(Purpose.SPATIAL_CROP, config.spatial_crop_prob)
     if crop_size is None or total <= crop_size:
         return np.arange(total)
     if spatial and len(lengths) > 1 and positions is not None and mask is not None:

@@ -35,7 +35,7 @@ def crop_tokens(
     Raises:
         ValueError: no token is resolved, or no pair of an interface is within 20 Å.
     """
-    half = draws.even(Purpose.NEIGHBORHOOD, config.max_neighborhood // 2 + 1)
+    half = draws.integer(Purpose.NEIGHBORHOOD, config.max_neighborhood // 2 + 1)
     chain = view.token_chain()
     center = view.token_position().astype(np.float32, copy=False)
     resolved = np.flatnonzero(view.token_resolved)
@@ -137,7 +137,7 @@ def pocket(
     count, at the origin, as in Boltz.
     """
     codes = np.zeros(len(crop), np.uint8)
-    if not config.pocket_prob or not draws.happens(Purpose.POCKET, config.pocket_prob):
+    if not config.pocket_prob or not draws.bernoulli(Purpose.POCKET, config.pocket_prob):
         return codes
     chain, token = crop.chain, crop.token
     ligand = view.chain_type[chain] == ChainType.LIGAND
@@ -150,8 +150,8 @@ def pocket(
     codes[:] = _UNSELECTED
     codes[binder] = _BINDER
     if config.pocket_geometric > 0:
-        size = min(draws.trials(Purpose.POCKET_SIZE, config.pocket_geometric) + 1, len(near))
-        near = draws.some(Purpose.POCKET_TOKENS, near, size)
+        size = min(draws.geometric(Purpose.POCKET_SIZE, config.pocket_geometric) + 1, len(near))
+        near = draws.subset(Purpose.POCKET_TOKENS, near, size)
     codes[near] = _POCKET
     return codes
 

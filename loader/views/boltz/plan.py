@@ -50,7 +50,7 @@ def plan_sample(
         ValueError: no crop can be made around the datapoint.
     """
     crop = Crop.of(view, crop_tokens(view, datapoint, draws, config))
-    drawn = 1 + draws.even(Purpose.NUM_ROWS, config.max_seqs)
+    drawn = 1 + draws.integer(Purpose.NUM_ROWS, config.max_seqs)
     laid = _tokens(view, crop, config)
     laid["pocket_feature"] = hot(
         pocket(view, crop, draws, config), _POCKET, np.int64, config.max_tokens

@@ -65,7 +65,7 @@ def _chains(view: EntryView, crop: Crop, draws: SampleDraws, config: BoltzConfig
     else:
         assignments = list(itertools.islice(_assignments(swaps, (), frozenset()), _MAX_SEARCHED))
     if len(assignments) > _MAX_LISTED:
-        chosen = draws.some(Purpose.COMBINATIONS, np.arange(len(assignments)), _MAX_LISTED)
+        chosen = draws.subset(Purpose.COMBINATIONS, np.arange(len(assignments)), _MAX_LISTED)
         assignments = [assignments[number] for number in chosen.tolist()]
     return assignments or [()]
 

@@ -43,7 +43,7 @@ def crop_entry(
     available = np.flatnonzero(in_chains)
     if len(available) <= config.token_budget:
         return EntryCrop(available, chains, Strategy.WHOLE)
-    strategy = Strategy(draws.strategy(config.crop_weights))
+    strategy = Strategy(draws.crop_strategy(config.crop_weights))
     if strategy is Strategy.CONTIGUOUS:
         runs = _contiguous(view, tokens.chain, available, draws, config)
         return EntryCrop(runs, chains, strategy)
@@ -54,7 +54,7 @@ def crop_entry(
     if len(datapoint) == 1 and strategy is Strategy.SPATIAL_INTERFACE:
         near = tokens.near(preferred, resolved, config.interface_distance)
         preferred = near if len(near) else preferred
-    centre = draws.choice(Purpose.CROP_CENTRE, preferred, again=True)
+    centre = draws.choice(Purpose.CROP_CENTRE, preferred, per_call=True)
     order = np.argsort(tokens.distances(centre, resolved), kind="stable")
     return EntryCrop(np.sort(resolved[order[: config.token_budget]]), chains, strategy)
 
@@ -87,7 +87,7 @@ def _crop_chains(
         return np.ones(view.num_chains, bool)
     resolved = np.flatnonzero(tokens.resolved)
     preferred = _preferred(tokens, resolved, datapoint, config)
-    centre = draws.choice(Purpose.CROP_CENTRE, preferred, again=True)
+    centre = draws.choice(Purpose.CROP_CENTRE, preferred, per_call=True)
     polymers = resolved[~ligand[tokens.chain[resolved]]]
     order = np.argsort(tokens.distances(centre, polymers), kind="stable")
     sorted_chains = tokens.chain[polymers][order]

@@ -75,7 +75,7 @@ def plan_rows(
     used_rows = np.arange(total)
     if config.used_rows is not None and total > config.used_rows:
         num_rows = config.used_rows
-        used_rows = np.sort(draws.some(Purpose.USED_ROWS, used_rows, num_rows))
+        used_rows = np.sort(draws.subset(Purpose.USED_ROWS, used_rows, num_rows))
     plans = []
     for chain, number, msa in zip(chains.tolist(), numbers.tolist(), msas, strict=True):
         rows = np.pad(msa, (0, total - len(msa)), constant_values=-1)[used_rows]
@@ -92,7 +92,7 @@ def _subsample(
 ) -> np.ndarray:
     if not len(rows) or not limit:
         return rows[:0]
-    order, size = draws.part(Purpose.MAIN_ROWS, len(rows), 1)
+    order, size = draws.permutation_and_size(Purpose.MAIN_ROWS, len(rows), 1)
     order = np.sort(order[: size if config.sorted_then_cut else min(size, limit)])
     subsample: np.ndarray = rows[order]
     return subsample

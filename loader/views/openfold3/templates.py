@@ -43,7 +43,7 @@ def plan_templates(
             continue
         columns = view.residue_index[crop.residue[tokens]] - 1
         slot = 0
-        order, count = draws.part(Purpose.TEMPLATES, len(hits.name), 0)
+        order, count = draws.permutation_and_size(Purpose.TEMPLATES, len(hits.name), 0)
         for template in order[: min(count, config.max_templates)].tolist():
             aligned = hits.restype[template, columns] != GAP
             if aligned.any():

@@ -25,7 +25,7 @@ def crop_tokens(
     """
     if not config.draw_when_it_fits and len(tokens) <= config.crop_size:
         return np.arange(len(tokens)), Strategy.WHOLE
-    strategy = Strategy(draws.strategy(config.crop_weights))
+    strategy = Strategy(draws.crop_strategy(config.crop_weights))
     if strategy is Strategy.CONTIGUOUS:
         return _contiguous(tokens, draws, config), strategy
     candidates = _candidates(tokens, datapoint, strategy, config)
@@ -98,8 +98,8 @@ def _contiguous(
         chain_length = int(lengths[number])
         remaining -= chain_length
         min_size = min(chain_length, max(0, size - num_tokens - remaining))
-        run_length = draws.between(min_size, min(size - num_tokens, chain_length))
-        low = int(start[number]) + draws.between(0, chain_length - run_length)
+        run_length = draws.integer_between(min_size, min(size - num_tokens, chain_length))
+        low = int(start[number]) + draws.integer_between(0, chain_length - run_length)
         high = low + run_length
         if config.whole_residues:
             low, high = ends.whole(low, high, min_size, size - num_tokens, draws, config)
@@ -156,5 +156,5 @@ def _fitting(left: int, right: int, min_size: int, max_size: int, draws: SampleD
     """Index of the size within the bounds, drawn if both are; None if neither is."""
     fits = [min_size <= size <= max_size for size in (left, right)]
     if all(fits):
-        return draws.even(Purpose.RESIDUE_SIDE, 2, again=True)
+        return draws.integer(Purpose.RESIDUE_SIDE, 2, per_call=True)
     return fits.index(True) if any(fits) else None

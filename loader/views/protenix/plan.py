@@ -94,7 +94,7 @@ def _token_order(
 ) -> Integer[np.ndarray, " N"] | None:
     if not config.shuffle_molecules:
         return None
-    rank = np.argsort(draws.order(Purpose.MOLECULE_ORDER, int(molecules.molecule.max()) + 1))
+    rank = np.argsort(draws.permutation(Purpose.MOLECULE_ORDER, int(molecules.molecule.max()) + 1))
     return np.argsort(rank[molecules.molecule[view.token_chain()]], kind="stable")
 
 
@@ -107,7 +107,7 @@ def _copy_numbers(
         for entity in np.unique(view.chain_entity):
             in_entity = view.chain_entity == entity
             numbers = np.unique(sym[in_entity])
-            shuffled = numbers[draws.order(Purpose.COPY_ORDER, len(numbers), again=True)]
+            shuffled = numbers[draws.permutation(Purpose.COPY_ORDER, len(numbers), per_call=True)]
             sym[in_entity] = shuffled[np.searchsorted(numbers, sym[in_entity])]
     return sym
 
@@ -204,7 +204,7 @@ def _conformers(
     position[reference < 0] = 0
     # Protenix draws the moves in the order of residue numbers, not of the crop.
     residues, number = np.unique(crop.residue[crop.owner], return_inverse=True)
-    rotation, shift = draws.even_moves(len(residues), config.max_shift)
+    rotation, shift = draws.uniform_moves(len(residues), config.max_shift)
     translated = centred(position, crop.run) + shift[number]
     rotated = np.einsum("aij,aj->ai", rotation[number], translated).astype(np.float32)
     return rotated, view.molecule_mask[reference] & (reference >= 0)

@@ -94,7 +94,7 @@ def drawn_templates(hits: TemplateHits, draws: SampleDraws, limit: int) -> list[
     """Rows of the hits that are the templates of a sequence: distinct ones, in the drawn order."""
     sequences, first = np.unique(hits.sequence, return_index=True)
     rows = np.sort(first[sequences >= 0])
-    order, count = draws.part(Purpose.TEMPLATES, min(len(rows), _NUM_SHUFFLED), 0)
+    order, count = draws.permutation_and_size(Purpose.TEMPLATES, min(len(rows), _NUM_SHUFFLED), 0)
     rows[: len(order)] = rows[order]
     by_restype: dict[bytes, int] = {}
     for row in rows.tolist():

@@ -117,10 +117,10 @@ class RecordedCrop(SampleDraws):
         count = sum(name.startswith(prefix) for name in draws)
         self.ints = deque(draws[f"{prefix}{i}"] for i in range(count))
 
-    def happens(self, purpose: Purpose, probability: float) -> bool:
+    def bernoulli(self, purpose: Purpose, probability: float) -> bool:
         return self.uses_spatial
 
-    def even(self, purpose: Purpose, count: int, *, again: bool = False) -> int:
+    def integer(self, purpose: Purpose, count: int, *, per_call: bool = False) -> int:
         assert self.picked is not None and self.picked[1] == count
         return int(self.picked[2])
 
@@ -128,7 +128,7 @@ class RecordedCrop(SampleDraws):
         assert self.order is not None and len(self.order) == count
         return [int(i) for i in self.order]
 
-    def between(self, low: int, high: int) -> int:
+    def integer_between(self, low: int, high: int) -> int:
         bounds = self.ints.popleft()
         assert bounds[0] == low and bounds[1] - 1 == high
         return int(bounds[2])

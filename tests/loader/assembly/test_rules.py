@@ -23,10 +23,10 @@ class Chosen(SampleDraws):
     def __init__(self) -> None:
         self.counts: list[int] = []
 
-    def happens(self, purpose: Purpose, probability: float) -> bool:
+    def bernoulli(self, purpose: Purpose, probability: float) -> bool:
         return True
 
-    def even(self, purpose: Purpose, count: int, *, again: bool = False) -> int:
+    def integer(self, purpose: Purpose, count: int, *, per_call: bool = False) -> int:
         self.counts.append(count)
         return 0
 

@@ -53,7 +53,7 @@ class RecordedDraws(SampleDraws):
         assert site in where, (site, where)
         return value
 
-    def even(self, purpose: Purpose, count: int, *, again: bool = False) -> int:
+    def integer(self, purpose: Purpose, count: int, *, per_call: bool = False) -> int:
         value = int(self.take(purpose))
         if purpose is Purpose.NEIGHBORHOOD:
             value //= 2
@@ -61,20 +61,20 @@ class RecordedDraws(SampleDraws):
         assert 0 <= value < count
         return value
 
-    def choice(self, purpose: Purpose, values: np.ndarray, *, again: bool = False) -> int:
+    def choice(self, purpose: Purpose, values: np.ndarray, *, per_call: bool = False) -> int:
         if purpose is not Purpose.BINDER:
-            return super().choice(purpose, values, again=again)
+            return super().choice(purpose, values, per_call=per_call)
         value = int(self.take(purpose))
         assert value in values
         return value
 
-    def happens(self, purpose: Purpose, probability: float) -> bool:
+    def bernoulli(self, purpose: Purpose, probability: float) -> bool:
         return float(self.take(purpose)) < probability
 
-    def trials(self, purpose: Purpose, probability: float) -> int:
+    def geometric(self, purpose: Purpose, probability: float) -> int:
         return int(self.take(purpose))
 
-    def some(self, purpose: Purpose, values: np.ndarray, count: int) -> np.ndarray:
+    def subset(self, purpose: Purpose, values: np.ndarray, count: int) -> np.ndarray:
         found = np.asarray(self.take(purpose))
         assert len(found) == count
         assert np.isin(found, values).all()

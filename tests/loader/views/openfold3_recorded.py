@@ -60,14 +60,14 @@ class RecordedDraws(SampleDraws):
         self.calls = deque(call for call in self.calls if not call[0].startswith(name))
         return found
 
-    def choice(self, purpose: Purpose, values: np.ndarray, *, again: bool = False) -> int:
+    def choice(self, purpose: Purpose, values: np.ndarray, *, per_call: bool = False) -> int:
         assert purpose is Purpose.CROP_CENTRE
         value = self._next("crop_chainwise", "set_spatial")
         number = int(value.get("value", value)["token_id"])
         assert number in values
         return number
 
-    def strategy(self, weights: Sequence[float]) -> int:
+    def crop_strategy(self, weights: Sequence[float]) -> int:
         value = self._next("sample_crop_strategy")
         value = value["value"] if isinstance(value, dict) else value
         return STRATEGIES.index(value if isinstance(value, str) else value[0])
@@ -79,7 +79,7 @@ class RecordedDraws(SampleDraws):
         assert len(order) == count
         return [order[str(name)] for name in names]
 
-    def between(self, low: int, high: int) -> int:
+    def integer_between(self, low: int, high: int) -> int:
         value = int(np.reshape(self._next("set_contiguous"), -1)[0])
         assert low <= value <= high, (low, value, high)
         return value
@@ -96,7 +96,9 @@ class RecordedDraws(SampleDraws):
         shift[moved] = np.stack(self._queue("centre_random_augmentation"))
         return rotations(turn), shift
 
-    def part(self, purpose: Purpose, count: int, least: int) -> tuple[np.ndarray, int]:
+    def permutation_and_size(
+        self, purpose: Purpose, count: int, least: int
+    ) -> tuple[np.ndarray, int]:
         assert purpose is Purpose.MAIN_ROWS
         size = int(self._next("create_main.randint"))
         rows = np.reshape(self._next("create_main.choice"), -1)

@@ -57,7 +57,7 @@ class RecordedDraws(SampleDraws):
         assert end in name, (name, end)
         return value
 
-    def order(self, purpose: Purpose, count: int, *, again: bool = False) -> np.ndarray:
+    def permutation(self, purpose: Purpose, count: int, *, per_call: bool = False) -> np.ndarray:
         if purpose is Purpose.MOLECULE_ORDER:
             order = np.ravel(self._next("_shuffle_array_based_on_mol_id"))
         else:
@@ -66,12 +66,12 @@ class RecordedDraws(SampleDraws):
         assert len(order) == count
         return order
 
-    def even(self, purpose: Purpose, count: int, *, again: bool = False) -> int:
+    def integer(self, purpose: Purpose, count: int, *, per_call: bool = False) -> int:
         value = int(np.ravel(self._next(SITES[purpose]))[0])
         assert value < count
         return value
 
-    def strategy(self, weights: Sequence[float]) -> int:
+    def crop_strategy(self, weights: Sequence[float]) -> int:
         return STRATEGIES.index(self._next("random_crop_method")[0])
 
     def chain_order(self, count: int) -> Sequence[int]:
@@ -79,17 +79,19 @@ class RecordedDraws(SampleDraws):
         assert len(order) == count
         return order
 
-    def between(self, low: int, high: int) -> int:
+    def integer_between(self, low: int, high: int) -> int:
         value = int(np.ravel(self._next("get_continues", "randint"))[0])
         assert low <= value <= high, (low, value, high)
         return value
 
-    def part(self, purpose: Purpose, count: int, least: int) -> tuple[np.ndarray, int]:
+    def permutation_and_size(
+        self, purpose: Purpose, count: int, least: int
+    ) -> tuple[np.ndarray, int]:
         order = np.asarray(self._next("get_templates", "permutation")).astype(np.int64)
         assert len(order) == count
         return order, int(self._next("get_templates", "randint"))
 
-    def even_moves(self, count: int, most: float) -> tuple[np.ndarray, np.ndarray]:
+    def uniform_moves(self, count: int, max_shift: float) -> tuple[np.ndarray, np.ndarray]:
         both = [
             (self._next("random_transform", "uniform"), self._next("random_transform", "Rotation"))
             for _ in range(count)

@@ -77,7 +77,9 @@ def assert_features_equal(
 class SeededDraws(SampleDraws):
     """Templates as OpenFold3 draws them of numpy's global generator."""
 
-    def part(self, purpose: Purpose, count: int, least: int) -> tuple[np.ndarray, int]:
+    def permutation_and_size(
+        self, purpose: Purpose, count: int, least: int
+    ) -> tuple[np.ndarray, int]:
         size = min(np.random.randint(0, count + 1), CONFIG.max_templates)
         order = np.random.choice(count, size, replace=False) if size else np.zeros(0, int)
         return order, size
@@ -189,5 +191,5 @@ def test_chains_without_templates_or_of_few_tokens_draw_nothing_and_have_none() 
     assert plan_templates(view, bare, Crop.of(view, every), SampleDraws(1), CONFIG) == {}
     few = OpenFold3Config(min_template_tokens=view.num_tokens)
     assert plan_templates(view, alignments, Crop.of(view, every), SampleDraws(1), few) == {}
-    sizes = {SampleDraws(key).part(Purpose.TEMPLATES, 7, 0)[1] for key in range(60)}
+    sizes = {SampleDraws(key).permutation_and_size(Purpose.TEMPLATES, 7, 0)[1] for key in range(60)}
     assert sizes == set(range(8))

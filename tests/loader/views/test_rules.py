@@ -172,16 +172,16 @@ def test_samples_of_other_sizes_stack_with_zeros_behind() -> None:
 
 def test_draws_are_uniform_within_bounds_and_their_rotations_proper() -> None:
     keys = range(1000)
-    sizes = np.bincount([SampleDraws(key).even(Purpose.NEIGHBORHOOD, 21) for key in keys])
+    sizes = np.bincount([SampleDraws(key).integer(Purpose.NEIGHBORHOOD, 21) for key in keys])
     assert abs(sizes - 1000 / 21).max() < 5 * np.sqrt(1000 / 21)
-    number = [SampleDraws(key).trials(Purpose.POCKET_SIZE, 0.3) for key in keys]
+    number = [SampleDraws(key).geometric(Purpose.POCKET_SIZE, 0.3) for key in keys]
     assert min(number) == 1
     assert abs(np.mean(number) - 1 / 0.3) < 0.45
     turned, _ = SampleDraws(7).normal_moves(np.ones(64, bool))
     upright = np.tile(np.eye(3), (64, 1, 1))
     np.testing.assert_allclose(turned @ turned.transpose(0, 2, 1), upright, atol=1e-5)
     np.testing.assert_allclose(np.linalg.det(turned), 1, atol=1e-5)
-    _, shift = SampleDraws(5).even_moves(500, 1.0)
+    _, shift = SampleDraws(5).uniform_moves(500, 1.0)
     assert (np.abs(shift) <= 1).all()
     assert np.abs(shift.mean(0)).max() < 0.1
 
