@@ -24,7 +24,6 @@ _ITEM_DTYPES: Final[dict[Codec, np.dtype]] = {
 }
 ROW_COUNTS: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
 _DTYPES: Final = {name: np.dtype(f.dtype) for name, f in FEATURES.items() if f.dtype != "str"}
-_INT32: Final = np.dtype(np.int32)
 _LIMITS: Final[dict[str, int | str]] = {
     "aatype": UNKNOWN,
     "msa": GAP,
@@ -87,7 +86,7 @@ def _check_range(name: str, values: np.ndarray, dims: dict[str, int]) -> None:
 
 def _size_and_dtype(name: str, dims: dict[str, int]) -> tuple[int, np.dtype]:
     if name == "msa_order":
-        return dims["N"], _INT32
+        return dims["N"], np.dtype(np.int32)
     feature = FEATURES[name]
     return math.prod(feature.shape(dims)), _DTYPES[name]
 

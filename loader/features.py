@@ -88,11 +88,6 @@ class ChainTensors:
         )
 
     @property
-    def num_rows(self) -> int:
-        """MSA rows (N)."""
-        return self.msa.shape[0]
-
-    @property
     def num_res(self) -> int:
         """Residues (L)."""
         return self.aatype.shape[0]
@@ -138,8 +133,8 @@ def structure_or_zeros(
 
 def _sample_rows(chain: ChainTensors, draws: RecycleDraws, config: LoaderConfig) -> Tensor:
     """Rows after block deletion (and distillation's sampling), shuffled behind the query."""
-    num_rows, device = chain.num_rows, chain.msa.device
-    spans = row_spans(num_rows, draws, config)
+    device = chain.msa.device
+    spans = row_spans(chain.msa.shape[0], draws, config)
     rows = torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
     if chain.is_distillation:
         order = draws.distillation_order(len(rows) - 1)

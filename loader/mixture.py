@@ -39,13 +39,9 @@ def open_mixture(
     if config.entries is not None and not all(are_entries):
         raise ValueError("LoaderConfig(entries=...) draws from entries: give dataset.entries")
     if config.entries is None and any(are_entries):
-        raise ValueError(
-            "entries need LoaderConfig(entries=...), such as `LoaderConfig.openfold3()`"
-        )
+        raise ValueError("entries need LoaderConfig(entries=...), such as `openfold3()`")
     if config.assemblies is None and any(isinstance(source, Assemblies) for source, _ in sources):
-        raise ValueError(
-            "complexes need LoaderConfig(assemblies=...), such as `LoaderConfig.multimer()`"
-        )
+        raise ValueError("complexes need LoaderConfig(assemblies=...), such as `multimer()`")
     catalogs = [_open_catalog(source, i, config) for i, (source, _) in enumerate(sources)]
     if config.chains is not None:
         eligible = {chain for catalog in catalogs for chain in catalog.chain_ids()}

@@ -61,15 +61,10 @@ def filter_rows(
     config: LoaderConfig,
     dates: pa.Array | None = None,
 ) -> np.ndarray:
-    """Rows that pass the filters, ascending.
+    """Rows that pass these filters and those of all kinds: resolution, structure, date, ids.
 
-    Args:
-        table: with the ids of a kind, such as `chain_id`.
-        kind: `chain`, `assembly` or `entry`.
-        filters: masks of rows to exclude, by reason; resolution, structure, date and ids are
-            added for all kinds.
-        config: the limits.
-        dates: instead of the table's release dates.
+    The kind is `chain`, `assembly` or `entry`. Filters are masks of rows to exclude, by reason.
+    `dates` replace the table's release dates.
 
     Raises:
         LoaderError: no row passes; names the filters and their counts.

@@ -30,24 +30,11 @@ from evofeed.store.inner import (
     unpack_column,
 )
 
-ALWAYS: Final = (
-    "aatype",
-    "residue_index",
-    "hhblits_profile_counts",
-    "msa_order",
-    "deletion_row",
-    "deletion_column",
-    "deletion_count",
-    "msa",
-)
-STRUCTURE: Final = ("all_atom_mask", "all_atom_positions")
-TEMPLATES: Final = (
-    "template_aatype",
-    "template_sum_probs",
-    "template_center",
-    "template_all_atom_mask",
-    "template_all_atom_positions",
-)
+ALWAYS: Final = """aatype residue_index hhblits_profile_counts msa_order
+    deletion_row deletion_column deletion_count msa""".split()
+STRUCTURE: Final = "all_atom_mask all_atom_positions".split()
+TEMPLATES: Final = """template_aatype template_sum_probs template_center
+    template_all_atom_mask template_all_atom_positions""".split()
 _END: Final = COLUMNS.index("msa_source")
 _NO_TEMPLATES_END: Final = COLUMNS.index("template_aatype")
 
@@ -159,8 +146,13 @@ def _slab(request: ReadRequest, slot: memoryview, origin: Origin) -> Slab:
     decoder = ChainDecoder(columns, origin)
     if tuple(decoder.dims[name] for name in "LNKT") != request.location.sizes:
         raise origin.corrupt(f"it holds {decoder.dims}, the index says {request.location.sizes}")
+    names = list(ALWAYS)
+    if request.structure and decoder.dims["has_structure"]:
+        names += STRUCTURE
+    if request.templates and decoder.dims["T"]:
+        names += TEMPLATES
     parts, end = [], stop - start
-    for name in _column_names(request, decoder):
+    for name in names:
         column = columns[name]
         offset = starts[COLUMN_NUMBER[name]] - start + HEADER_NBYTES
         if column.compression != Compression.NONE:
@@ -173,12 +165,3 @@ def _slab(request: ReadRequest, slot: memoryview, origin: Origin) -> Slab:
     first = min(part.offset for part in parts)
     last = max(part.offset + part.nbytes for part in parts)
     return Slab(tuple(parts), first - first % 64, last)
-
-
-def _column_names(request: ReadRequest, decoder: ChainDecoder) -> tuple[str, ...]:
-    """Columns of this chain that the sample requires."""
-    return (
-        *ALWAYS,
-        *(STRUCTURE if request.structure and decoder.dims["has_structure"] else ()),
-        *(TEMPLATES if request.templates and decoder.dims["T"] else ()),
-    )

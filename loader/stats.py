@@ -36,12 +36,10 @@ class Timer:
 
     def summary(self) -> dict[str, int | float]:
         """Milliseconds: mean of all; median, 99th percentile and maximum of the latest."""
-        if not self.count:
-            return {"count": 0, "mean_ms": 0.0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
-        latest = np.array(self._latest) * 1e3
+        latest = np.array(self._latest or [0.0]) * 1e3
         return {
             "count": self.count,
-            "mean_ms": self.total / self.count * 1e3,
+            "mean_ms": self.total / max(self.count, 1) * 1e3,
             "p50_ms": float(np.percentile(latest, 50)),
             "p99_ms": float(np.percentile(latest, 99)),
             "max_ms": float(latest.max()),

@@ -18,7 +18,7 @@ from evofeed.loader.assembly.pairing import RowPlan, plan_rows
 from evofeed.loader.config import AssemblyConfig, LoaderConfig
 from evofeed.loader.sample_draws import SampleDraws
 from evofeed.loader.views.entry_view import joined_runs
-from evofeed.loader.views.laid import Laid, Sparse
+from evofeed.loader.views.laid import Laid, Sparse, pad
 from evofeed.protein.assembly_record import AssemblyRecord, chain_numbers
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.residues import GAP
@@ -71,7 +71,7 @@ def merge_chains(record: AssemblyRecord, plan: RowPlan, config: AssemblyConfig, 
         **_merged_rows(record, plan, config.min_rows),
     }
     for name in ("template_aatype", "template_all_atom_positions", "template_all_atom_mask"):
-        parts = [_slots(getattr(chain, name), slots) for chain in members]
+        parts = [pad(getattr(chain, name)[:slots], slots) for chain in members]
         value = np.concatenate(parts, axis=1)
         laid[name] = np.minimum(value, GAP) if name == "template_aatype" else value
     if record.all_atom_positions is not None and record.all_atom_mask is not None:
@@ -135,13 +135,6 @@ def _deletions(
     selected = joined_runs(first, lengths)
     counts = record.deletion_count[order[selected]]
     return np.repeat(index, lengths), columns[selected].astype(np.int64), counts
-
-
-def _slots(value: np.ndarray, slots: int) -> np.ndarray:
-    """The first `slots` templates, padded with zeros."""
-    padded = np.zeros([slots, *value.shape[1:]], value.dtype)
-    padded[: len(value)] = value[:slots]
-    return padded
 
 
 def _first_copies(record: AssemblyRecord, value: np.ndarray) -> np.ndarray:

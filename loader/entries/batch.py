@@ -38,13 +38,11 @@ def entry_batch(
 
 def openfold3_batch(batch: dict[str, Any]) -> dict[str, Any]:
     """The dict that OpenFold3's training step takes, of a batch of `LoaderConfig.openfold3()`."""
-    chains = [list(names) for names in batch["chains"]]
+    chains = [names[0] if len(names) == 1 else list(names) for names in batch["chains"]]
     return {
         **stacked(batch["samples"]),
         "pdb_id": [name.rpartition("-")[0] or name for name in batch["entry_id"]],
-        "preferred_chain_or_interface": [
-            names[0] if len(names) == 1 else names for names in chains
-        ],
+        "preferred_chain_or_interface": chains,
     }
 
 

@@ -12,12 +12,7 @@ from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import EntryConfig, LoaderConfig
 from evofeed.loader.counter_rng import below
 from evofeed.loader.order import arrow_column, column, filter_rows
-from evofeed.loader.views.weights import (
-    DatapointDraw,
-    cluster_sizes,
-    cluster_weights,
-    pair_weights,
-)
+from evofeed.loader.views.weights import DatapointDraw, cluster_sizes, cluster_weights, pair_weights
 from evofeed.store import Entries
 from evofeed.store.inner import RecordSpan
 
@@ -77,21 +72,16 @@ class EntryCatalog(ChainCatalog):
     def _weights(self, rules: EntryConfig) -> np.ndarray:
         table = self.index.take(self.rows)
         kinds = np.stack([column(table, "kind_a"), column(table, "kind_b")], 1).astype(np.int64)
-        keys = np.array(
-            [
-                "|".join(sorted(pair)) if pair[1] else pair[0]
-                for pair in zip(
-                    table["cluster_a"].to_pylist(), table["cluster_b"].to_pylist(), strict=True
-                )
-            ]
-        )
-        single = kinds[:, 1] < 0
-        _, cluster = np.unique(np.char.add(np.where(single, "1:", "2:"), keys), return_inverse=True)
+        names = (table[name].to_pylist() for name in ("cluster_a", "cluster_b"))
+        pairs = zip(*names, strict=True)
+        keys = np.array(["|".join(sorted(pair)) if pair[1] else pair[0] for pair in pairs])
+        prefix = np.where(kinds[:, 1] < 0, "1:", "2:")  # of a chain or of an interface
+        _, cluster = np.unique(np.char.add(prefix, keys), return_inverse=True)
         if rules.project != "protenix":
             return cluster_weights(kinds, cluster_sizes(cluster), rules.weights)
         entities = np.sort(np.stack([column(table, "entity_a"), column(table, "entity_b")], 1), 1)
-        pairs = np.column_stack([self._entry[self.rows], entities])
-        _, pair = np.unique(pairs, axis=0, return_inverse=True)
+        entry_pairs = np.column_stack([self._entry[self.rows], entities])
+        _, pair = np.unique(entry_pairs, axis=0, return_inverse=True)
         return pair_weights(kinds, cluster, pair.reshape(-1), rules.weights)
 
     def chain_ids(self) -> list[str]:

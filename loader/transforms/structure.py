@@ -109,9 +109,7 @@ def make_atom14_masks(tables: ResidueTables) -> dict[str, Tensor]:
 
 
 def make_atom14_positions(
-    tables: ResidueTables,
-    positions: Float[Tensor, "*L 37 3"],
-    mask: Float[Tensor, "*L 37"],
+    tables: ResidueTables, positions: Float[Tensor, "*L 37 3"], mask: Float[Tensor, "*L 37"]
 ) -> dict[str, Tensor]:
     """Ground truth in atom14 order, and an alternative with ambiguous names exchanged."""
     slots, swap = tables["to_atom37"], tables["swap"]
@@ -144,9 +142,7 @@ def frame_axes(points: Float[Tensor, "*N 3 3"]) -> Float[Tensor, "*N 3 3"]:
 
 
 def atom37_to_frames(
-    tables: ResidueTables,
-    positions: Float[Tensor, "*L 37 3"],
-    mask: Float[Tensor, "*L 37"],
+    tables: ResidueTables, positions: Float[Tensor, "*L 37 3"], mask: Float[Tensor, "*L 37"]
 ) -> dict[str, Tensor]:
     """Frames of the eight rigid groups of each residue as 4x4 transforms, and their masks."""
     device, lead = positions.device, positions.shape[:-2]
@@ -174,9 +170,7 @@ def atom37_to_frames(
 
 
 def atom37_to_torsion_angles(
-    tables: ResidueTables,
-    positions: Float[Tensor, "*L 37 3"],
-    mask: Float[Tensor, "*L 37"],
+    tables: ResidueTables, positions: Float[Tensor, "*L 37 3"], mask: Float[Tensor, "*L 37"]
 ) -> dict[str, Tensor]:
     """Pre-omega, phi, psi and chi1-4 as (sin, cos), their alternatives turned by pi, and a mask.
 

@@ -1,4 +1,4 @@
-"""Small made-up complexes: copies of a chain apart from each other, rows to pair by species."""
+"""Small synthetic complexes: separated copies of a chain, rows to pair by species."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["make_complex", "pairing_of", "three_complexes"]
 
 
 def pairing_of(chain: ChainRecord, rows: int, seed: int) -> ChainRecord:
-    """Rows to pair of a chain, of few species."""
+    """A chain's alignment for pairing, of few species."""
     record = make_record(chain.chain_id, chain.num_res, rows, 0, seed=seed, structure=False)
     msa = record.msa.copy()
     msa[0] = chain.aatype

@@ -1,4 +1,4 @@
-"""What several files of these tests begin with."""
+"""Fixtures shared by tests of the loader."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from evofeed.store import Dataset
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Twelve small chains; a file may have others."""
+    """Twelve small chains; a test file may override it."""
     return small_dataset(tmp_path_factory.mktemp("chains") / "d")
 
 
 @pytest.fixture(scope="module")
 def reference(dataset: Dataset) -> list[str]:
-    """Digests of the samples of the file's own `dataset`, undisturbed."""
+    """Digests of the samples of the file's `dataset`, loaded without faults."""
     with open_loader(dataset) as loader:
         return sample_digests(loader)

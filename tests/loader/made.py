@@ -1,4 +1,4 @@
-"""Samples made twice: in plain torch, by the kernels into poisoned memory, with recorded draws."""
+"""Batches made in plain torch, and by the kernels into poisoned memory or with recorded draws."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ KNOWN = {
     "rigidgroups_alt_gt_frames": "rigidgroups_gt_exists",
     "backbone_rigid_tensor": "backbone_rigid_mask",
 }
-"""Angles and frames mean something where these masks are 1; elsewhere they are noise over zero."""
+"""Masks of angles and frames: where they are 0, the values are undefined."""
 
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Memory from `torch.empty` is full of NaN, or the largest integer."""
+    """Fills memory from `torch.empty` with NaN, or the largest integer."""
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -79,7 +79,7 @@ def make_batch(
 
 
 def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], limit: float = 2e-5) -> None:
-    """Integers and masks equal, floats to rounding."""
+    """Asserts equal integers and masks, and floats equal to rounding."""
     assert set(got) == set(want)
     for name, value in want.items():
         expected, actual = value.cpu(), got[name].cpu()
@@ -98,7 +98,7 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], limit: float = 
 def replay_fused(
     path: Path, folder: Path, device: str
 ) -> tuple[Case, SampleKernels, dict[str, Tensor]]:
-    """A recording through a dataset and the kernels: its draws instead of their own."""
+    """Replays a recording through a dataset and the kernels, with the recorded draws."""
     from evofeed.loader.fused.filling import recycle_words
     from evofeed.loader.fused.sample_kernels import prepare
 

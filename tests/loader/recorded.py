@@ -23,7 +23,7 @@ from evofeed.protein.residues import HHBLITS_TO_RESTYPE, RESTYPES
 
 @dataclasses.dataclass
 class Case:
-    """One recorded sample: where it is and how it was made."""
+    """One recorded sample: its draws, features, configuration, chain and crop."""
 
     draws: dict[str, np.ndarray]
     final: dict[str, np.ndarray]
@@ -70,7 +70,7 @@ def from_raw_features(raw: dict[str, np.ndarray], chain_id: str) -> ChainRecord:
 
 
 def record_of(path: Path) -> ChainRecord:
-    """The chain of any file about it as a record, as featurize would have stored it."""
+    """The record of the chain of a recording's file, as featurize stores it."""
     name = re.sub(r"((\.crop\d+)?\.seed\d+\.draws|\.det)$", "", path.stem)
     return from_raw_features(dict(np.load(path.with_name(f"{name}.raw.npz"))), "recorded_A")
 
@@ -101,7 +101,7 @@ def recorded_crop(draws: dict[str, np.ndarray], config: LoaderConfig, length: in
 
 
 class RecordedDraws(RecycleDraws):
-    """`RecycleDraws` that plays back what OpenFold drew."""
+    """`RecycleDraws` that replays OpenFold's recorded draws."""
 
     def __init__(self, draws: dict[str, np.ndarray], config: LoaderConfig, device: str = "cpu"):
         self.draws = draws

@@ -1,4 +1,4 @@
-"""Small made-up chains, and datasets of them."""
+"""Small synthetic chains, and datasets of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_record(
     seed: int = 0,
     structure: bool = True,
 ) -> ChainRecord:
-    """As any stored one, but of known residues, most of their atoms there, and as in training."""
+    """A random record without unknown residues, with most atoms, for training."""
     rng = np.random.default_rng([seed, *name.encode()])
     sizes = {"num_res": length, "num_alignments": rows, "num_templates": templates}
     record = random_record(int(rng.integers(2**31)), chain_id=name, **sizes)

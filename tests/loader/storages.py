@@ -1,4 +1,4 @@
-"""One harness for faults of a storage: reads that are slow, wait, or fail."""
+"""A storage with injected faults: reads that are slow, wait, or fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Before = Callable[[str, int, int], None]
 
 
 class Watched(LocalStorage):
-    """A local folder; `before` is told of every read, by key, offset and number: it may raise."""
+    """A local folder; `before` gets the key, offset and number of every read and may raise."""
 
     def __init__(self, root: str, before: Before) -> None:
         super().__init__(root)
@@ -26,7 +26,7 @@ class Watched(LocalStorage):
 
 
 def watched(dataset: Dataset, before: Before) -> Dataset:
-    """The same data behind such a storage."""
+    """The dataset behind a storage with faults."""
     storage = Watched(dataset.uri, before)
     return Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
 

@@ -1,4 +1,4 @@
-"""Small loaders, and what they give in a few bytes."""
+"""Small loaders, and digests of their batches."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CONFIG = LoaderConfig(
 
 
 def open_loader(dataset: Dataset, config: LoaderConfig = CONFIG, **options: Any) -> FeatureLoader:
-    """On the CPU, with reader threads and little ahead, unless asked otherwise."""
+    """A loader on the CPU, by default with reader threads and little prefetch."""
     usual = {"device": "cpu", "reader": "thread", "prefetch": 4}
     return FeatureLoader(dataset, config, **{**usual, **options})
 
 
 def digest(batch: dict[str, Tensor], sample: int, recycled: frozenset[str]) -> str:
-    """Of all of a sample's features, byte for byte."""
+    """Digest of the bytes of all features of a sample."""
     total = hashlib.sha256()
     for name in sorted(batch):
         value = batch[name][:, sample] if name in recycled else batch[name][sample]
@@ -40,7 +40,7 @@ def digest(batch: dict[str, Tensor], sample: int, recycled: frozenset[str]) -> s
 
 
 def sample_digests(loader: FeatureLoader, batches: int | None = None) -> list[str]:
-    """Of the samples of so many batches, or of the rest of the epoch."""
+    """Digests of the samples of `count` batches, or of the rest of the epoch."""
     recycled = frozenset(feature.name for feature in BATCH if feature.stage == "recycle")
     out: list[str] = []
     for number, batch in enumerate(loader):
@@ -51,7 +51,7 @@ def sample_digests(loader: FeatureLoader, batches: int | None = None) -> list[st
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What nested tables and lists hold, by where it is."""
+    """Leaves of nested dicts and lists, with their paths."""
     if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, child in sorted(pairs, key=lambda pair: str(pair[0])):
@@ -61,7 +61,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def whole_digest(batch: Any) -> str:
-    """Of everything that a batch of any kind holds."""
+    """Digest of all values of a batch of any kind."""
     total = hashlib.sha256()
     for name, value in leaves(batch):
         data = value.contiguous().numpy().tobytes() if isinstance(value, Tensor) else value
@@ -70,6 +70,6 @@ def whole_digest(batch: Any) -> str:
 
 
 def take(loader: FeatureLoader, count: int) -> list[str]:
-    """Digests of so many batches, of one epoch after another."""
+    """Digests of `count` batches, over the ends of epochs."""
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
     return [whole_digest(batch) for batch in itertools.islice(batches, count)]

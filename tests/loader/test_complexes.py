@@ -1,4 +1,4 @@
-"""Complexes through the loader: what the records say."""
+"""Batches of complexes from the loader equal those made from their records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[dict[str, Any]]:
-    """Every sample of an epoch made of its record, without shards, slots or readers."""
+    """Every sample of an epoch made from its record, without shards, slots or readers."""
     config, expected = loader.config, []
     for plan in loader.planner.batches(epoch, 0):
         if plan.epoch != epoch:

@@ -1,4 +1,4 @@
-"""Batches of whole entries from the store, the same however they are loaded."""
+"""Batches of full entries from the store, the same for any reader and number of threads."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_sample_that_no_slot_can_hold_comes_beside_it_and_is_the_same() -> Non
 def test_a_draw_without_a_sample_is_replaced_alike_whatever_comes_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A chain that has no sample for one draw is asked for by others, known or not yet."""
+    """A chain without a sample for one key is still read for other keys, whatever the timing."""
 
     def plan(storage: Any, location: EntryLocation, key: int, rules: EntryConfig) -> Any:
         drawn = zlib.crc32(f"{key} {location.chain_id} {location.datapoint}".encode())

@@ -1,4 +1,4 @@
-"""Chains with too little in them, and with too much."""
+"""Features of chains with few and with many residues, rows and templates."""
 
 from __future__ import annotations
 

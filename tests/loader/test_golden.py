@@ -72,7 +72,7 @@ def all_same(
     names: list[str],
     masked: Callable[[str], bool] = lambda name: "sin_cos" in name,
 ) -> None:
-    """Every named feature is the recorded one; angles only where they are known."""
+    """Asserts that named features equal the recorded ones; angles only where they are defined."""
     for name in names:
         if masked(name):
             is_known = want[KNOWN[name]] == 1

@@ -73,7 +73,7 @@ def test_a_consumer_that_lags_sees_every_batch_whole(tmp_path: Path, fused: bool
 def test_a_slot_that_is_freed_is_not_read_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool
 ) -> None:
-    """Freed slots are poisoned at once, copies and the consumer lag behind: nothing may change."""
+    """Freed slots are poisoned, copies and the consumer are delayed: batches must not change."""
     dataset = small_dataset(tmp_path / "d")
     with FeatureLoader(dataset, CONFIG, device="cpu", reader="thread") as loader:
         want = [dict(batch) for batch in loader]

@@ -1,4 +1,4 @@
-"""Weights, crops, features and transforms of a user: what they do."""
+"""Hooks of a user: weights, crops, features and transforms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training loop that breaks off, fails, is interrupted, or has two loaders, loses nothing."""
+"""A training loop that breaks, fails, is interrupted, or has two loaders, loses no sample."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_ctrl_c_while_waiting_for_data_loses_nothing(
         def interrupt() -> None:
             assert loader._feeder is not None
             queue = loader._feeder.ready
-            while not queue._arrived._waiters:  # type: ignore[attr-defined]
+            while not queue._not_empty._waiters:  # type: ignore[attr-defined]
                 threading.Event().wait(0.01)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             gate.set()

@@ -1,4 +1,4 @@
-"""Which chains are drawn, how often, and how fast the order of an epoch is made."""
+"""The order of an epoch: frequencies of chains, windows, balance, and its speed."""
 
 from __future__ import annotations
 

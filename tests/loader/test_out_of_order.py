@@ -1,4 +1,4 @@
-"""Out of order: within an optimiser step whatever is ready first, and nothing else changes."""
+"""`in_order=False`: batches of an optimiser step come as they are ready, with the same samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture
 def delayed(dataset: Dataset) -> tuple[Dataset, threading.Event]:
-    """The same data; the first chain of the first step comes only when it is let."""
+    """The dataset with the first chain of the first step delayed until the event is set."""
     first = read_of(dataset, loader_of(dataset).planner.sample(0, 0).row)
     let = threading.Event()
 
@@ -43,7 +43,7 @@ def loader_of(dataset: Dataset, **options: Any) -> FeatureLoader:
 
 
 def take(loader: FeatureLoader, count: int, let: threading.Event | None = None) -> list[int]:
-    """What tells batches apart, as they come; the late one may come after five of them."""
+    """Keys of batches in the order they come; the delayed one is released after five of them."""
     out = []
     for batch in loader:
         out.append(int(batch["true_msa"].sum() * 1000 + batch["aatype"].sum()))

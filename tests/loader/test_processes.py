@@ -1,4 +1,4 @@
-"""In which processes a loader may live, and that nothing outlives it."""
+"""Loaders in launched, forked and killed processes; no reader process outlives them."""
 
 from __future__ import annotations
 

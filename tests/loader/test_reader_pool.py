@@ -1,4 +1,4 @@
-"""The reader process: dead, silent, frozen, unable to start, and its threads behind slow reads."""
+"""Reader processes that die, hang, freeze or cannot start, and threads behind slow reads."""
 
 from __future__ import annotations
 
@@ -107,15 +107,17 @@ def test_readers_that_cannot_start_are_reported_with_what_they_said(
 
 
 def test_a_frozen_reader_that_takes_no_more_is_replaced(tmp_path: Path) -> None:
-    """Not waited for: the message is larger than what fits between the two."""
+    """Sending does not block forever: the message is larger than the pipe's buffer."""
     dataset = small_dataset(tmp_path / "d", 1)
     catalog = ChainCatalog(dataset.index, 0, LoaderConfig())
     nbytes = slot_nbytes(catalog.location(0), True)
     arena = Arena(2 * nbytes)
     offset = arena.allocate(nbytes)
     assert offset is not None
-    request = ReadRequest(0, catalog.location(0), True, True, offset, nbytes)
-    many = [request._replace(number=number) for number in range(4000)]
+    many = [
+        ReadRequest(number, catalog.location(0), True, True, offset, nbytes)
+        for number in range(4000)
+    ]
     assert len(pickle.dumps(many)) > 300_000
     readers = ProcessReaders([dataset.storage], arena, 1, send_timeout=2.0)
     try:

@@ -1,4 +1,4 @@
-"""Training from far away: over HTTP and from a bucket, cached, with connections that die."""
+"""Training over HTTP and from a bucket, with a cache, and with connections that fail."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from evofeed.store import Cache, Dataset
 from evofeed.store.layout import COLUMN_NUMBER, HEADER_NBYTES
 
 Fault = int | str | tuple[int, bytes] | None
-"""What is done to a request, as `Service` has it."""
+"""The fault of a request, as in `Service`."""
 
 
 class Toy:
-    """A folder that is served at `uri`; `fault` is done to its requests."""
+    """A folder served at `uri`, with faults injected into its requests."""
 
     def __init__(self, root: str, fault: Callable[[Service], Fault]) -> None:
         self.fault, self.uri = fault, ""
@@ -57,7 +57,7 @@ CONFIG = LoaderConfig(
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Twelve chains, each in a shard of its own."""
+    """Twelve chains, each in its own shard."""
     sizes = [(20 + 3 * number, 30 + 9 * number, number % 5) for number in range(12)]
     records = [make_record(f"c{number:03}_A", *size) for number, size in enumerate(sizes)]
     return write_dataset(tmp_path_factory.mktemp("remote"), records, shard_nbytes=1)
@@ -65,7 +65,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def want(dataset: Dataset) -> list[dict[str, Tensor]]:
-    """An epoch of the folder itself."""
+    """An epoch of the local folder."""
     return batches(dataset)
 
 
@@ -81,7 +81,7 @@ def batches(
 def batches_with_an_outage(
     dataset: Dataset, before: int, stop: Callable[[], object], start: Callable[[], object]
 ) -> list[dict[str, Tensor]]:
-    """All batches of an epoch; after some the storage is away for a second, and no chain is bad."""
+    """All batches of an epoch with an outage of a second; asserts that no chain is bad."""
     starting = threading.Event()
 
     def start_again() -> None:

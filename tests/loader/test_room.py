@@ -1,4 +1,4 @@
-"""Where shared memory is scarce the same batches come, or the loader says why not."""
+"""Scarce shared memory: the same batches, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def largest_slot(dataset: Dataset) -> int:
 
 @contextmanager
 def closed_if_it_hangs(loader: FeatureLoader) -> Iterator[FeatureLoader]:
-    """What would wait forever ends with an error after two minutes."""
+    """A loader that waits forever fails after two minutes."""
     guard = threading.Timer(120, loader.close)
     guard.start()
     try:
@@ -73,7 +73,7 @@ def test_there_is_room_for_any_batch(dataset: Dataset, monkeypatch: pytest.Monke
 
 
 def test_many_bad_chains_in_little_room_lock_up_nothing(dataset: Dataset) -> None:
-    """Their substitutes come out of turn and leave gaps in the memory that nobody fits into."""
+    """Substitutes are allocated out of order and leave gaps that no other sample fits into."""
     rows = open_loader(dataset)._catalogs[0].rows.tolist()
     bad = {read_of(dataset, row) for row in random.Random(3).sample(rows, 14)}
 

@@ -1,4 +1,4 @@
-"""Code of docs/loader.md runs as it stands, small, on the CPU."""
+"""The code in docs/loader.md runs, with small sizes on the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAGE = Path(__file__).resolve().parents[2] / "docs" / "loader.md"
 
 
 def block(containing: str) -> str:
-    """The one indented block of the page that contains this."""
+    """The indented block of the page that contains this text."""
     (one,) = [text for text in blocks(_PAGE) if containing in text]
     return one
 
@@ -29,7 +29,7 @@ SMALL = "LoaderConfig(crop_size=8, max_msa_clusters=4, max_extra_msa=4, epoch_le
 
 @pytest.fixture(autouse=True)
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dataset `data/` in the current folder; threads read it, which start at once."""
+    """A dataset `data/` in the current folder, read by threads, which start fast."""
     small_dataset(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     threads = functools.partial(FeatureLoader, reader="thread")

@@ -40,7 +40,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Chains and complexes, beside the entries that nobody may change."""
+    """Chains and complexes; the entries are shared and must not be changed."""
     root = tmp_path_factory.mktemp("sources")
     small_dataset(root / "chains")
     three_complexes(root / "complexes")
@@ -102,7 +102,7 @@ def test_ranks_that_go_on_from_a_state_have_the_rest_of_the_stream(
 
 
 def spoiled(kind: str, uri: Path) -> tuple[set[str], str]:
-    """A byte of one record turned: who cannot be loaded any more, and what is named for it."""
+    """Flips a byte of one record; returns the unreadable samples and the name in the warning."""
     dataset = Dataset.open(uri)
     drawn = open_loader(kind, uri.parent, uri=uri).planner.sample(0, 0).row
     if kind == "openfold3":

@@ -1,4 +1,4 @@
-"""The stream of batches: the same bytes whatever the machine does."""
+"""The stream of batches: the same bytes for any threads, ranks and restarts."""
 
 from __future__ import annotations
 

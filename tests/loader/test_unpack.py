@@ -1,4 +1,4 @@
-"""What reaches the device is, bit for bit, what the store's own decoders give."""
+"""Unpacked tensors equal the store's own decoders bit for bit."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @dataclasses.dataclass
 class Recorded:
-    """One complex: its record, what was recorded of it, and its chains' keys by entity."""
+    """One complex: its record, its recorded arrays, and its chains' keys by entity."""
 
     record: AssemblyRecord
     steps: dict[str, np.ndarray]

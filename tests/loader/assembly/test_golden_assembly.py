@@ -33,7 +33,7 @@ TRUTHS = golden_files("multimer/data/golden/*.gt.npz")
 CROPS = golden_files("multimer/data/golden/*.crops.npz")
 OPENFOLD = AssemblyConfig.openfold(shared_coordinates=False)
 NOT_MADE = {"num_alignments", "resolution", "seq_length", "use_clamped_fape"}
-"""Scalars that a sample's place in the batch is filled with."""
+"""Scalars that are written into the batch directly."""
 
 
 def of_name(path: Path) -> Recorded:
@@ -152,7 +152,7 @@ def test_every_recorded_feature_comes_out_of_the_replay(path: Path, golden: Path
 
 
 def unresolved_alike(got: np.ndarray, want: np.ndarray, mask: np.ndarray | None) -> None:
-    """The same residues; of those without CA, whose order upstream leaves open, as many."""
+    """Asserts the same residues; of those without CA, unordered upstream, the same number."""
     assert len(got) == len(want)
     if mask is not None:
         assert np.array_equal(got[mask[got, 1] > 0], want[mask[want, 1] > 0])

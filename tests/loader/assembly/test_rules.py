@@ -1,4 +1,4 @@
-"""What we do otherwise than OpenFold, a field each, and what no recording holds."""
+"""Differences from OpenFold, one field each, and cases that no recording has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = AssemblyConfig()
 
 
 class Chosen(SampleDraws):
-    """Crops in space around the first interface residue, and keeps of how many."""
+    """Draws a spatial crop around the first interface residue; records the number of choices."""
 
     def __init__(self) -> None:
         self.counts: list[int] = []
