@@ -87,8 +87,8 @@ def test_what_is_not_installed_is_named(command: list[str], absent: str) -> None
     code = f"import sys; sys.modules[{absent!r}] = None\nfrom evofeed import cli; cli.main()"
     words = [sys.executable, "-c", code, *command]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    wanted = f"evofeed: {command[0]} needs {absent}: pip install 'evofeed[all]'\n"
-    assert (done.returncode, done.stderr) == (1, wanted)
+    message = f"evofeed: {command[0]} needs {absent}: pip install 'evofeed[all]'\n"
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 def test_an_input_that_is_not_there_is_said_before_the_job_is_imported() -> None:
@@ -131,13 +131,13 @@ def test_a_wrong_call_is_a_short_error_and_an_exit_code(
 def test_a_rank_asks_nothing_of_another_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    asked: list[str] = []
-    monkeypatch.setattr(torch, "empty", lambda size, *, device: asked.append(device))
+    devices: list[str] = []
+    monkeypatch.setattr(torch, "empty", lambda size, *, device: devices.append(device))
     usable_device("cuda")
     monkeypatch.setenv("LOCAL_RANK", "3")
     for name in ("cuda", "cuda:1", "cpu"):
         assert usable_device(name) == name
-    assert asked == ["cuda", "cuda:3", "cuda:1", "cpu"]
+    assert devices == ["cuda", "cuda:3", "cuda:1", "cpu"]
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,13 @@ def test_doctor_tells_versions_and_is_content_with_a_full_install(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command.doctor(as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["packages"]["base"]["pyarrow"]
-    assert found["cores"] >= 1
-    assert found["programs"] == {name: shutil.which(name) for name in found["programs"]}
+    report = json.loads(capsys.readouterr().out)
+    assert report["packages"]["base"]["pyarrow"]
+    assert report["cores"] >= 1
+    assert report["programs"] == {name: shutil.which(name) for name in report["programs"]}
     command.doctor(as_json=False)
     said = capsys.readouterr().out
-    assert "pyarrow" in said and f"{found['memory_gb']} GB" in said
+    assert "pyarrow" in said and f"{report['memory_gb']} GB" in said
     assert "_gb" not in said and "gpu_trouble" not in said
     assert said.count("torch 2.11 triton 3.6") == 1
     pins = (Path(__file__).parent.parent / "constraints-gpu.txt").read_text()
@@ -67,21 +67,21 @@ def test_distances_are_between_resolved_betas(tmp_path: Path) -> None:
 def checks_of(name: str) -> dict[str, Check]:
     _, *sections = (MACHINES / f"{name}.txt").read_text().split("=== ")
     texts = dict(section.rstrip("\n").split("\n", 1) for section in sections)
-    found = check_list(texts)
-    assert len({check.name for check in found}) == len(found)
-    return {check.name: check for check in found}
+    checks = check_list(texts)
+    assert len({check.name for check in checks}) == len(checks)
+    return {check.name: check for check in checks}
 
 
 @pytest.mark.parametrize("machine", KNOWN)
 def test_what_a_machine_has_is_said_and_all_that_is_amiss_comes_with_what_to_do(
     machine: str,
 ) -> None:
-    checks, known = checks_of(machine), KNOWN[machine]
-    said = {name: check.found for name, check in checks.items()}
-    assert said | known["found"] == said
+    checks, expected = checks_of(machine), KNOWN[machine]
+    values = {name: check.found for name, check in checks.items()}
+    assert values | expected["found"] == values
     to_do = {name: check.to_do for name, check in checks.items() if check.to_do}
-    assert list(to_do) == list(known["to_do"])
-    assert all(words in to_do[name] for name, words in known["to_do"].items()), to_do
+    assert list(to_do) == list(expected["to_do"])
+    assert all(words in to_do[name] for name, words in expected["to_do"].items()), to_do
 
 
 def test_this_machine_has_texts_for_the_list() -> None:

@@ -20,7 +20,7 @@ from evofeed.featurize.assembly_commands import add_complexes
 
 
 def processes_mentioning(text: str) -> list[str]:
-    found = []
+    commands = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
@@ -28,8 +28,8 @@ def processes_mentioning(text: str) -> list[str]:
             continue
         command = b" ".join(words).decode(errors="replace")
         if text in command and int(folder.name) != os.getpid():
-            found.append(command)
-    return found
+            commands.append(command)
+    return commands
 
 
 def run_demo(*args: str) -> dict[str, object]:
@@ -69,7 +69,7 @@ def test_the_demo_of_complexes_trains_predicts_and_draws(tmp_path: Path) -> None
     assert (report["complexes"], report["left_out"], report["steps"]) == (1, 0, 4)
     assert report["loss_last"] < report["loss_first"]
     assert Path(report["picture"]).read_bytes().startswith(b"\x89PNG")
-    assert all(0 <= one <= 1 for one in (*report["lddt_ca"], *report["dockq"], *report["iptm"]))
+    assert all(0 <= score <= 1 for score in (*report["lddt_ca"], *report["dockq"], *report["iptm"]))
     assert report["dockq"][0] != report["dockq"][1]
     assert json.loads((tmp_path / "report.json").read_text()) == report
     assert [line.partition(":")[0] for line in said] == [

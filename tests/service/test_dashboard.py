@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.service.conftest import Start, make_record, publish
-from tests.store.test_entries import made_dataset
+from tests.store.test_entries import synthetic_dataset
 
 from evofeed.protein.residues import GAP
 from evofeed.service.access.auth import SCOPES
@@ -53,7 +53,7 @@ def test_the_first_page_lists_datasets_and_their_troubles(served, start: Start, 
     text = text_of(client.get("/"))
     assert "nothing is published yet" in text
     assert "manifest" in text, "and says what is wrong with the other"
-    made_dataset(str(tmp_path / "whole"))
+    synthetic_dataset(str(tmp_path / "whole"))
     client = start(datasets={"whole": str(tmp_path / "whole")})
     for path in ("/", "/ui/datasets/whole"):
         assert "1 entry" in text_of(client.get(path)), path

@@ -16,7 +16,7 @@ from tests.bucket import local_bucket
 from tests.conftest import evofeed
 from tests.loader.records import small_dataset
 from tests.service.conftest import Start
-from tests.store.test_entries import made_dataset
+from tests.store.test_entries import synthetic_dataset
 
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.service import serving
@@ -38,7 +38,7 @@ def test_a_dataset_opened_over_http_holds_what_the_folder_holds(served, prefix) 
 
 
 def test_entries_are_read_and_copied_through_the_service(tmp_path: Path) -> None:
-    made_dataset(str(tmp_path / "whole"))
+    synthetic_dataset(str(tmp_path / "whole"))
     local = Dataset.open(tmp_path / "whole")
     with serving({"a": local.uri}) as url, Dataset.open(f"{url}/v1/datasets/a") as remote:
         assert remote.entries.table.equals(local.entries.table) and remote.verify() == []

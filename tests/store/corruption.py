@@ -1,11 +1,11 @@
-"""Damage of every kind to every file of a dataset, thousands of times: a campaign of its own.
+"""A fuzzing campaign: thousands of faults of every kind in every file of a dataset.
 
     python tests/store/corruption.py FOLDER SEED KIND=ATTEMPTS [KIND=ATTEMPTS ...]
 
-Prints `[kind, attempts, detected]`, a line a kind. Each fault must raise a typed error that names
-the place, or change nothing of what is read; anything else ends with a traceback,
-and a crash with a signal. It runs apart from pytest so that a crash is seen for
-what it is, and without run-time type checks, ten times as fast.
+Prints `[kind, attempts, detected]`, one line for each kind. Each fault must raise a typed error
+that names the file, or not change the values read; anything else ends with a traceback, and a
+crash with a signal. It is a separate process so that pytest survives a crash, and without run-time
+type checks it is ten times as fast.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ CHAINS = 4
 
 
 def damage(data: bytes, rng: random.Random) -> bytes:
-    """One fault: a flipped bit, a wild byte, a cut, or two swapped stretches."""
-    wrong = bytearray(data)
+    """One fault: a flipped bit, a random byte, a truncation, zeros, or two swapped ranges."""
+    damaged = bytearray(data)
     kind = rng.choice(("flip", "flip", "byte", "cut", "swap", "zero"))
-    at = rng.randrange(len(wrong))
+    start = rng.randrange(len(damaged))
     if kind == "flip":
-        wrong[at] ^= 1 << rng.randrange(8)
+        damaged[start] ^= 1 << rng.randrange(8)
     elif kind == "byte":
-        wrong[at] = rng.randrange(256)
+        damaged[start] = rng.randrange(256)
     elif kind == "cut":
-        del wrong[at:]
+        del damaged[start:]
     elif kind == "zero":
-        wrong[at : at + 64] = bytes(len(wrong[at : at + 64]))
+        damaged[start : start + 64] = bytes(len(damaged[start : start + 64]))
     else:
         size = rng.randrange(1, 200)
-        other = rng.randrange(len(wrong))
-        one, two = bytes(wrong[at : at + size]), bytes(wrong[other : other + size])
-        wrong[at : at + len(two)] = two
-        wrong[other : other + len(one)] = one
-    return bytes(wrong)
+        other = rng.randrange(len(damaged))
+        first, second = bytes(damaged[start : start + size]), bytes(damaged[other : other + size])
+        damaged[start : start + len(second)] = second
+        damaged[other : other + len(first)] = first
+    return bytes(damaged)
 
 
 class Campaign:
-    """A small dataset, and one fault after the other in one kind of its files."""
+    """A small dataset, and faults in one kind of its files."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.rng = folder, random.Random(seed)
@@ -66,9 +66,9 @@ class Campaign:
         self.index = shard_index(pa.py_buffer(self.good), self.shard.name, "here")
 
     def read(self) -> bool:
-        """A damaged shard read through the index: each chain is whole, or is named."""
+        """A damaged shard read through the index: each chain is exact, or an error names it."""
         self.shard.write_bytes(damage(self.good, self.rng))  # in place: the open file sees it
-        hurt = 0
+        num_damaged = 0
         for row, record in enumerate(self.records):
             try:
                 assert self.dataset.spans.read_span(row).tobytes() == self.spans[row]
@@ -76,9 +76,9 @@ class Campaign:
                     assert_same(self.dataset[record.chain_id], record)
             except ShardCorrupt as error:
                 assert error.item == record.chain_id and self.shard.name in str(error)
-                hurt += 1
+                num_damaged += 1
         self.shard.write_bytes(self.good)
-        return bool(hurt)
+        return bool(num_damaged)
 
     def unchecked(self) -> bool:
         """The decoders on wrong bytes, checksums off: any values, but no crash."""
@@ -96,8 +96,8 @@ class Campaign:
     def arrow(self) -> bool:
         """A shard opened as Arrow without knowing its hash."""
         try:
-            wrong = pa.py_buffer(damage(self.good, self.rng))
-            table = shard_index(wrong, self.shard.name, "here")
+            damaged = pa.py_buffer(damage(self.good, self.rng))
+            table = shard_index(damaged, self.shard.name, "here")
         except (ShardCorrupt, SchemaMismatch):
             return True
         same = ("chain_id", "num_res", "num_alignments", "num_templates", "column_offsets")
@@ -137,8 +137,8 @@ class Campaign:
 
 
 if __name__ == "__main__":
-    where, number, *kinds = sys.argv[1:]
-    for kind, _, attempts in (one.partition("=") for one in kinds):
-        campaign = Campaign(Path(where, kind), int(number))
+    folder, seed, *kinds = sys.argv[1:]
+    for kind, _, attempts in (argument.partition("=") for argument in kinds):
+        campaign = Campaign(Path(folder, kind), int(seed))
         detected = sum(campaign.attempt(kind) for _ in range(int(attempts)))
         print(json.dumps([kind, int(attempts), detected]), flush=True)

@@ -1,4 +1,4 @@
-"""Random valid chain records: small, ragged, every field in use."""
+"""Random valid chain records: small, ragged, with values in every field."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def random_record(
 
 
 def tiny_record(**changes: Any) -> ChainRecord:
-    """Three residues, three rows, one template, written out by hand in `data/tiny.json`."""
+    """Three residues, three rows and one template, written by hand in `data/tiny.json`."""
     fields = json.loads(Path(__file__).with_name("data").joinpath("tiny.json").read_text())
     kinds = {feature.name: feature.dtype for feature in RECORD}
     for name, value in fields.items():
@@ -96,8 +96,8 @@ def tiny_record(**changes: Any) -> ChainRecord:
 def random_atoms(rng: np.random.Generator, lead: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Positions f32[..., 37, 3] with three decimals and mask u8[..., 37]; some residues empty."""
     mask = (rng.random([*lead, 37]) < 0.25) & (rng.random([*lead, 1]) < 0.85)
-    middle = np.cumsum(rng.normal(0, 2, [*lead, 1, 3]), axis=-3) if lead[-1] else 0
-    positions = np.round(middle + rng.normal(0, 2, [*lead, 37, 3]), 3) * mask[..., None]
+    centre = np.cumsum(rng.normal(0, 2, [*lead, 1, 3]), axis=-3) if lead[-1] else 0
+    positions = np.round(centre + rng.normal(0, 2, [*lead, 37, 3]), 3) * mask[..., None]
     return (positions + 0.0).astype(np.float32), mask.astype(np.uint8)
 
 
@@ -106,22 +106,22 @@ def profile_counts(msa: np.ndarray) -> np.ndarray:
     return np.stack([(msa == code).sum(0) for code in range(GAP + 1)], 1).astype(np.int32)
 
 
-def assert_same(got: Any, expected: Any) -> None:
+def assert_same(actual: Any, expected: Any) -> None:
     """Every field of two records equal: arrays bit for bit, dtype and shape included."""
     for name in type(expected).__dataclass_fields__:
-        ours, theirs = getattr(got, name), getattr(expected, name)
-        assert type(ours) is type(theirs), name
-        if isinstance(theirs, np.ndarray):
-            assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, name
-            assert ours.tobytes() == theirs.tobytes(), name
+        value, expected_value = getattr(actual, name), getattr(expected, name)
+        assert type(value) is type(expected_value), name
+        if isinstance(expected_value, np.ndarray):
+            assert value.dtype == expected_value.dtype and value.shape == expected_value.shape, name
+            assert value.tobytes() == expected_value.tobytes(), name
         else:
-            assert ours == theirs, name
+            assert value == expected_value, name
 
 
-def flip(path: Path, at: int | None = None, bit: int = 1) -> None:
-    """Damage one byte of a file where it lies, that in the middle unless told."""
+def flip(path: Path, offset: int | None = None, bit: int = 1) -> None:
+    """Damage one byte of a file in place, by default the one in the middle."""
     data = bytearray(path.read_bytes())
-    data[len(data) // 2 if at is None else at] ^= bit
+    data[len(data) // 2 if offset is None else offset] ^= bit
     path.chmod(0o644)
     path.write_bytes(data)
 

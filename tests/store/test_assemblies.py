@@ -1,4 +1,4 @@
-"""Complexes beside the chains of a snapshot: what is stored, checked, kept and refused."""
+"""Complexes of a snapshot: how they are stored, checked, carried over and refused."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def make_record(name: str, L: int, N: int) -> ChainRecord:
 def bare(record: ChainRecord, name: str) -> ChainRecord:
     """Only the alignment of a record."""
     names = [f.name for f in dataclasses.fields(record)]
-    kept = {n: getattr(record, n) for n in names if n.startswith(("msa", "deletion", "hhblits"))}
-    about = (record.sequence, record.aatype, record.residue_index)
-    return ChainRecord.of_query(name, *about, **kept)
+    msa = {n: getattr(record, n) for n in names if n.startswith(("msa", "deletion", "hhblits"))}
+    query = (record.sequence, record.aatype, record.residue_index)
+    return ChainRecord.of_query(name, *query, **msa)
 
 
 def complexes() -> list[AssemblyRecord]:
     """An A2B and an A3 of the same chains."""
-    one, two = make_record("1abc_A", L=12, N=9), make_record("1abc_B", L=7, N=5)
-    pairing = (bare(make_record("1abc_A", L=12, N=6), "1abc_A"), bare(two, "1abc_B"))
+    chain_a, chain_b = make_record("1abc_A", L=12, N=9), make_record("1abc_B", L=7, N=5)
+    pairing = (bare(make_record("1abc_A", L=12, N=6), "1abc_A"), bare(chain_b, "1abc_B"))
     random = np.random.default_rng(0)
-    made = []
+    records = []
     for name, chains, rows, copies in (
-        ("1abc", (one, two), pairing, (("A", "C"), ("B",))),
-        ("2xyz", (one,), (None,), (("A", "B", "C"),)),
+        ("1abc", (chain_a, chain_b), pairing, (("A", "C"), ("B",))),
+        ("2xyz", (chain_a,), (None,), (("A", "B", "C"),)),
     ):
         total = sum(c.num_res * len(n) for c, n in zip(chains, copies, strict=True))
         mask = (random.random([total, 37]) < 0.3).astype(np.uint8)
-        places = random.integers(-99_999, 99_999, [total, 37, 3]).astype(np.float32)
-        positions = places / np.float32(1000) * mask[..., None]
-        made.append(
+        thousandths = random.integers(-99_999, 99_999, [total, 37, 3]).astype(np.float32)
+        positions = thousandths / np.float32(1000) * mask[..., None]
+        records.append(
             AssemblyRecord(
                 assembly_id=name,
                 chains=chains,
@@ -57,7 +57,7 @@ def complexes() -> list[AssemblyRecord]:
                 dropped=("chain C: odd",),
             )
         )
-    return made
+    return records
 
 
 @pytest.fixture
@@ -66,13 +66,13 @@ def uri(tmp_path: Path) -> str:
     return str(tmp_path / "data")
 
 
-def same(one: AssemblyRecord, two: AssemblyRecord) -> None:
-    pairs = zip((*one.chains, *one.pairing), (*two.chains, *two.pairing), strict=True)
+def same(first: AssemblyRecord, second: AssemblyRecord) -> None:
+    pairs = zip((*first.chains, *first.pairing), (*second.chains, *second.pairing), strict=True)
     for a, b in pairs:
         assert (a is None) == (b is None)
         if a is not None and b is not None:
             assert_same(a, b.replace(chain_id=a.chain_id))
-    assert_same(one, dataclasses.replace(two, chains=one.chains, pairing=one.pairing))
+    assert_same(first, dataclasses.replace(second, chains=first.chains, pairing=first.pairing))
 
 
 def test_complexes_come_back_as_they_were(uri: str, tmp_path: Path) -> None:
@@ -101,10 +101,10 @@ def test_damage_in_a_member_or_the_table_is_named_and_the_chains_still_read(uri:
     members = Dataset.open(uri).assemblies.members
     row = members.row("2xyz")
     flip(Path(uri) / members.key(row), int(members.offset[row] + members.nbytes[row]) - 200)
-    fresh = Dataset.open(uri, snapshot.digest)
+    reopened = Dataset.open(uri, snapshot.digest)
     with pytest.raises(ShardCorrupt, match="2xyz"):
-        _ = fresh.assemblies["2xyz"]
-    assert any("2xyz" in str(fault) for fault in fresh.verify())
+        _ = reopened.assemblies["2xyz"]
+    assert any("2xyz" in str(fault) for fault in reopened.verify())
     flip(Path(uri) / "snapshots" / snapshot.digest / "assemblies.arrow")
     dataset = Dataset.open(uri)
     assert dataset["9zzz_A"].num_res == 4
@@ -135,27 +135,28 @@ def test_chains_made_again_keep_the_complexes_that_still_have_theirs(uri: str) -
         move_ref(dataset.storage, "main", with_all.digest, dataset.digest)  # for the next case
         return dataset
 
-    one, two = complexes()[0].chains
-    better = make_record("1abc_A", L=12, N=30).replace(sequence=one.sequence, aatype=one.aatype)
-    kept = again(better, two)  # deeper alignments, one chain less
-    assert list(kept.assemblies) == ["1abc", "2xyz"] and kept["1abc_A"].num_alignments == 30
-    assert kept.verify(deep=True) == []
-    assert kept.manifest.config["assemblies"] == {"dropped": [{"assembly_id": "0old"}]}
-    half = again(one)
-    assert list(half.assemblies) == ["2xyz"] and half.verify(deep=True) == []
-    assert half.manifest.config["assemblies"]["dropped"] == [
+    chain_a, chain_b = complexes()[0].chains
+    sequence = {"sequence": chain_a.sequence, "aatype": chain_a.aatype}
+    deeper = make_record("1abc_A", L=12, N=30).replace(**sequence)
+    updated = again(deeper, chain_b)  # deeper alignments, one chain less
+    assert list(updated.assemblies) == ["1abc", "2xyz"] and updated["1abc_A"].num_alignments == 30
+    assert updated.verify(deep=True) == []
+    assert updated.manifest.config["assemblies"] == {"dropped": [{"assembly_id": "0old"}]}
+    partial = again(chain_a)
+    assert list(partial.assemblies) == ["2xyz"] and partial.verify(deep=True) == []
+    assert partial.manifest.config["assemblies"]["dropped"] == [
         {"assembly_id": "0old"},
         {"assembly_id": "1abc", "reason": "chain 1abc_B is gone"},
     ]
-    letters = "".join("A" if c != "A" else "C" for c in one.sequence)
-    changed = again(make_record("1abc_A", L=12, N=3).replace(sequence=letters), two)
+    letters = "".join("A" if c != "A" else "C" for c in chain_a.sequence)
+    changed = again(make_record("1abc_A", L=12, N=3).replace(sequence=letters), chain_b)
     assert len(changed.assemblies) == 0 and changed.manifest.version == (1, 0)
     assert "has another sequence now" in str(changed.manifest.config["assemblies"])
 
 
 def test_they_can_be_replaced_and_taken_away(uri: str) -> None:
-    first = add_assemblies(Dataset.open(uri), complexes())
-    assert add_assemblies(Dataset.open(uri), complexes()) == first, "the same again"
+    snapshot = add_assemblies(Dataset.open(uri), complexes())
+    assert add_assemblies(Dataset.open(uri), complexes()) == snapshot, "the same again"
     add_assemblies(Dataset.open(uri), complexes()[1:], dropped=[{"assembly_id": "1abc"}])
     dataset = Dataset.open(uri)
     assert list(dataset.assemblies) == ["2xyz"]
@@ -165,19 +166,19 @@ def test_they_can_be_replaced_and_taken_away(uri: str) -> None:
 
 
 def test_what_does_not_fit_is_refused(uri: str) -> None:
-    dataset, (one, two) = Dataset.open(uri), complexes()
+    dataset, (a2b, a3) = Dataset.open(uri), complexes()
     with pytest.raises(ChainMissing, match="no assembly 'nothing'"):
         _ = dataset.assemblies["nothing"]
     stranger = dataclasses.replace(
-        two, chains=(one.chains[0].replace(chain_id="7not_A"),), copies=(("A", "B", "C"),)
+        a3, chains=(a2b.chains[0].replace(chain_id="7not_A"),), copies=(("A", "B", "C"),)
     )
     with pytest.raises(ChainMissing, match="7not_A"):
         add_assemblies(dataset, [stranger])
     with pytest.raises(ValueError, match="added before"):
-        add_assemblies(dataset, [one, one])
+        add_assemblies(dataset, [a2b, a2b])
     with pytest.raises(FeatureError, match="36 residues"):
-        long = dataclasses.replace(two, all_atom_positions=one.all_atom_positions)
+        long = dataclasses.replace(a3, all_atom_positions=a2b.all_atom_positions)
         add_assemblies(dataset, [long])
     with pytest.raises(FeatureError, match="another sequence"):
-        add_assemblies(dataset, [dataclasses.replace(two, pairing=(one.pairing[1],))])
+        add_assemblies(dataset, [dataclasses.replace(a3, pairing=(a2b.pairing[1],))])
     assert Dataset.open(uri).digest == dataset.digest

@@ -102,9 +102,9 @@ def publish(folder: Path, shard: bytes) -> pa.Table:
     storage = open_storage(str(folder / "hostile"))
     storage.put(shard_key(row["shard"]), shard)
     entry = ShardEntry(row["shard"], digest, len(shard), 1)
-    made = write_snapshot(storage, table, [entry], parent=None, config={}, dropped=())
+    snapshot = write_snapshot(storage, table, [entry], parent=None, config={}, dropped=())
     (folder / "hostile" / "refs").mkdir()
-    ref = {"digest": made.digest, "name": "main", "updated_at": ""}
+    ref = {"digest": snapshot.digest, "name": "main", "updated_at": ""}
     (folder / "hostile" / "refs" / "main").write_text(json.dumps(ref))
     return table
 
@@ -184,11 +184,11 @@ def test_an_index_that_promises_more_than_its_shards_hold_is_refused(lie, tmp_pa
     dataset = Dataset.open(tmp_path)
     (row,) = dataset.index.to_pylist()
     table = pa.Table.from_pylist([row | lie], schema=dataset.index.schema)
-    made = write_snapshot(
+    snapshot = write_snapshot(
         dataset.storage, table, list(base.manifest.shards), parent=None, config={}, dropped=()
     )
     with pytest.raises(ShardCorrupt, match="claims more") as caught:
-        Dataset.open(tmp_path, made.digest)
+        Dataset.open(tmp_path, snapshot.digest)
     assert caught.value.item == "bomb_A"
 
 
@@ -230,9 +230,9 @@ def test_damage_is_detected_or_harmless_and_never_kills(tmp_path):
     command = [sys.executable, str(CAMPAIGN), str(tmp_path), "7", *kinds]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"after {done.stdout}: {done.returncode}, {done.stderr[-2000:]}"
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {kind: attempts for kind, attempts, _ in found} == ATTEMPTS
-    for kind, attempts, detected in found:
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {kind: attempts for kind, attempts, _ in results} == ATTEMPTS
+    for kind, attempts, detected in results:
         assert detected >= {"unchecked": 0.05}.get(kind, 0.6) * attempts, kind
 
 

@@ -32,7 +32,7 @@ def cached(remote, tmp_path, max_nbytes=1 << 30):
     return Dataset.open(remote, cache=Cache(folder=str(tmp_path / "cache"), max_nbytes=max_nbytes))
 
 
-def held(tmp_path):
+def cached_shards(tmp_path):
     return sorted(path.name for path in (tmp_path / "cache" / "shards").glob("*.arrow"))
 
 
@@ -41,7 +41,7 @@ def test_a_shard_is_fetched_once_and_read_locally_after(remote, tmp_path):
     for seed in (*range(6), *range(6)):
         assert_same(dataset[f"chain{seed}_A"], record(seed))
     assert dataset.storage.stats == {"hits": 12, "fills": 6, "evictions": 0, "bypassed": 0}
-    assert len(held(tmp_path)) == 6
+    assert len(cached_shards(tmp_path)) == 6
     again = pickle.loads(pickle.dumps(dataset))
     assert_same(again["chain1_A"], record(1))
     assert again.storage.stats["fills"] == 0
@@ -58,14 +58,14 @@ def test_the_cap_holds_and_the_least_used_goes_first(remote, tmp_path):
         os.utime(path, (step, step))
     dataset["chain3_A"]
     names = [dataset.index["shard"][dataset.row(f"chain{seed}_A")].as_py() for seed in (1, 2, 3)]
-    assert held(tmp_path) == sorted(names)
+    assert cached_shards(tmp_path) == sorted(names)
     assert dataset.storage.stats["evictions"] == 1
     links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
     assert not [path for path in links if str(tmp_path / "cache") in path], "takes room unnamed"
     shutil.rmtree(tmp_path / "cache")
     dataset = cached(remote, tmp_path, max_nbytes=10)  # which no shard fits
     assert_same(dataset["chain2_A"], record(2))
-    assert held(tmp_path) == [] and dataset.storage.stats["bypassed"] == 1
+    assert cached_shards(tmp_path) == [] and dataset.storage.stats["bypassed"] == 1
 
 
 def test_a_cache_that_vanishes_is_begun_again_and_one_that_cannot_be_is_gone_around(
@@ -75,7 +75,7 @@ def test_a_cache_that_vanishes_is_begun_again_and_one_that_cannot_be_is_gone_aro
     assert_same(dataset["chain0_A"], record(0))
     shutil.rmtree(tmp_path / "cache")
     assert_same(dataset["chain1_A"], record(1))
-    assert len(held(tmp_path)) == 1
+    assert len(cached_shards(tmp_path)) == 1
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_text("a file where a folder should be")
     assert_same(dataset["chain2_A"], record(2))
@@ -88,11 +88,11 @@ def test_the_only_copy_is_never_evicted(remote, tmp_path):
     sizes = [entry.nbytes for entry in Dataset.open(remote).manifest.shards]
     dataset = cached(remote, tmp_path, max_nbytes=max(sizes) + 10)
     dataset["chain0_A"]
-    (name,) = held(tmp_path)
+    (name,) = cached_shards(tmp_path)
     (remote / "shards" / name).unlink()
     dataset.storage.remote._open.clear()  # a folder as remote would still hold the file open
     assert_same(dataset["chain1_A"], record(1))
-    assert held(tmp_path) == [name]
+    assert cached_shards(tmp_path) == [name]
     assert_same(dataset["chain0_A"], record(0))
 
 
@@ -102,7 +102,7 @@ def test_damage_on_the_way_is_found_when_filling(remote, tmp_path):
     flip(remote / "shards" / name, 40)
     with pytest.raises(ShardCorrupt, match="after 2 downloads"):
         dataset[0]
-    assert held(tmp_path) == []
+    assert cached_shards(tmp_path) == []
     assert not list((tmp_path / "cache" / "shards").glob(".tmp-*"))
 
 
@@ -110,7 +110,7 @@ def test_damage_on_the_way_is_found_when_filling(remote, tmp_path):
 def test_a_local_copy_that_went_bad_is_fetched_again(remote, tmp_path, fault):
     dataset = cached(remote, tmp_path)
     dataset["chain3_A"]
-    (name,) = held(tmp_path)
+    (name,) = cached_shards(tmp_path)
     path = tmp_path / "cache" / "shards" / name
     flip(path) if fault == "flip" else os.truncate(path, 100)
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_a_cache_stays_where_it_was_when_a_script_goes_elsewhere(remote, tmp_pat
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert_same(pickle.loads(pickle.dumps(dataset))["chain0_A"], record(0))
-    assert len(held(tmp_path)) == 1
+    assert len(cached_shards(tmp_path)) == 1
     assert not list((tmp_path / "elsewhere").iterdir())
 
 

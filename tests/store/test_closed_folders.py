@@ -33,13 +33,13 @@ def home(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def swapping(one: Path, other: Path) -> Iterator[None]:
-    """Two names change what they stand for, at once and again and again."""
+def swapping(first: Path, second: Path) -> Iterator[None]:
+    """Exchanges two paths atomically, again and again, within the block."""
     exchange, done = ctypes.CDLL(None).renameat2, threading.Event()
 
     def swap() -> None:
         while not done.is_set():
-            assert not exchange(-100, os.fsencode(one), -100, os.fsencode(other), 2)
+            assert not exchange(-100, os.fsencode(first), -100, os.fsencode(second), 2)
 
     thread = threading.Thread(target=swap)
     thread.start()
@@ -117,17 +117,17 @@ def test_a_link_that_stays_inside_is_followed(home):
 
 
 def test_links_swapped_in_a_loop_never_show_or_change_what_is_outside(home):
-    """With a folder that is not closed, as every one was on 4865567, the secret is changed."""
+    """With a folder that is not closed, the secret is changed."""
     secret, ours = dataset(home / "secret", 2), dataset(home / "ours", 1)
-    wanted, before = Dataset.open(ours).digest, touched(secret)
+    digest, before = Dataset.open(ours).digest, touched(secret)
     (home / "link").symlink_to(secret)
     storage = LocalStorage(ours, closed=True)
     counts = {"seen": 0, "refused": 0}
     with swapping(home / "link", ours):
         for number in range(100_000):
             try:
-                assert [ref.digest for ref in list_refs(storage)][:1] == [wanted]
-                move_ref(storage, f"planted{number % 5}", wanted, None)
+                assert [ref.digest for ref in list_refs(storage)][:1] == [digest]
+                move_ref(storage, f"planted{number % 5}", digest, None)
                 counts["seen"] += 1
             except (StoreError, OSError):
                 counts["refused"] += 1
@@ -145,14 +145,14 @@ def test_inputs_are_opened_within_every_group_of_folders(home):
     (home / "inner" / "same").symlink_to(home / "inner" / "a")
     os.mkfifo(home / "inner" / "pipe")
     (home / "inner" / "to_pipe").symlink_to("/dev/tty")
-    inner, both = [str(home / "inner")], [str(home / "inner"), str(home / "outer")]
+    inner, inner_and_outer = [str(home / "inner")], [str(home / "inner"), str(home / "outer")]
     assert content(home / "inner" / "link") == b"outer/b"
-    with limited_to([both, inner]):
+    with limited_to([inner_and_outer, inner]):
         assert content(home / "inner" / "same") == b"inner/a"
         for name in ("link", "to_pipe", "../outer/b"):
             with pytest.raises(OSError, match="leads out of"):
                 content(home / "inner" / name)
-    with limited_to([both]):
+    with limited_to([inner_and_outer]):
         assert content(home / "inner" / "link") == b"outer/b"
     with limited_to([[]]), pytest.raises(OSError, match="leads out of"):
         content(home / "inner" / "a")
@@ -161,10 +161,10 @@ def test_inputs_are_opened_within_every_group_of_folders(home):
 
 @pytest.mark.parametrize("name", ["raw/a", "raw"])
 def test_inputs_swapped_in_a_loop_are_those_within_or_refused(home, name):
-    """A file, or the folder it is in; by a check of the path, as on 4865567, both are read."""
-    for there in ("inner/raw/a", "outer/raw/a"):
-        (home / there).parent.mkdir(parents=True)
-        (home / there).write_text(there)
+    """A file, or its folder, is swapped; if only its path were checked, both would be read."""
+    for path in ("inner/raw/a", "outer/raw/a"):
+        (home / path).parent.mkdir(parents=True)
+        (home / path).write_text(path)
     (home / "inner" / "link").symlink_to(home / "outer" / name)
     counts = {"read": 0, "refused": 0}
     names = home / "inner" / "link", home / "inner" / name

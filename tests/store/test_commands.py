@@ -124,8 +124,8 @@ def dataset(tmp_path: Path) -> Dataset:
         random_record(seed, chain_id=f"c{seed:03d}_A", has_structure=seed > 1) for seed in range(12)
     ]
     config = {"featurize": {"max_template_date": "2018-04-30", "msa": {"rows": 7}}}
-    about = {"config": config, "dropped": DROPPED, "cluster_sizes": {"c000_A": 3}}
-    published(tmp_path / "pdb", records, **about)
+    commit = {"config": config, "dropped": DROPPED, "cluster_sizes": {"c000_A": 3}}
+    published(tmp_path / "pdb", records, **commit)
     return Dataset.open(str(tmp_path / "pdb"))
 
 

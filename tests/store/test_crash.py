@@ -67,8 +67,8 @@ def publisher(folder, expect, die_at=-1, most_bytes=resource.RLIM_INFINITY):
         os._exit(code)
 
 
-def everything_in_place_is_whole(folder):
-    """Each file under its final name is what the name promises."""
+def assert_hashes(folder):
+    """Each file under its final name has the sha256 of its name."""
     for path in folder.glob("shards/[!.]*"):
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.stem
     for path in folder.glob("parts/[!.]*"):
@@ -79,8 +79,8 @@ def everything_in_place_is_whole(folder):
         assert (path.parent / "index.arrow").exists()
 
 
-def sees(folder, *digests):
-    """Whichever snapshot a reader finds, it is one of these and whole."""
+def opened_digest(folder, *digests):
+    """Digest of the snapshot that a reader opens: one of these, and complete."""
     dataset = Dataset.open(folder)
     assert dataset.digest in digests
     assert dataset.verify() == []
@@ -98,44 +98,44 @@ def base(fast_path):
     return folder, first.digest, after.digest
 
 
-def swept(folder):
-    """What the dead left behind is garbage, and only that."""
+def assert_gc_cleans(folder):
+    """Garbage collection removes the files of killed publishers and nothing else."""
     gc(str(folder), dry_run=False, grace=-1.0)
     assert not list(folder.rglob(".tmp-*"))
     assert Dataset.open(folder).verify(deep=True) == []
 
 
-def repeated(data, before, after):
-    """What a killed publisher left is invisible or whole, and publishing again completes it."""
-    everything_in_place_is_whole(data)
-    seen = sees(data, before, after)
+def publish_again(data, before, after):
+    """The snapshot after a kill is the old or the new one, and publishing again completes it."""
+    assert_hashes(data)
+    digest = opened_digest(data, before, after)
     assert publish(data, range(4), before).digest == after
-    assert sees(data, after) == after
-    return seen
+    assert opened_digest(data, after) == after
+    return digest
 
 
 def test_a_publisher_killed_at_every_change_is_repeated_with_the_same_digest(base, fast_path):
     folder, before, after = base
-    seen = []
+    digests = []
     for number in itertools.count():
         data = shutil.copytree(folder, fast_path / f"killed{number}")
         if (code := publisher(data, before, die_at=number)) == 0:
             break
         assert code == -signal.SIGKILL
-        seen.append(repeated(data, before, after))
+        digests.append(publish_again(data, before, after))
         if number % 7 == 0:
-            swept(data)
+            assert_gc_cleans(data)
         shutil.rmtree(data)
-    assert len(seen) > 40  # seven files, each opened, synced and renamed, and its folder synced
-    assert seen == sorted(seen, key=(before, after).index) and seen.count(after) <= 3
+    assert len(digests) > 40  # seven files, each opened, synced and renamed, and its folder synced
+    assert digests == sorted(digests, key=(before, after).index) and digests.count(after) <= 3
 
 
 @pytest.mark.parametrize("most_bytes", [40, 4000])
 def test_a_publisher_killed_within_a_file_is_repeated_with_the_same_digest(base, most_bytes):
     folder, before, after = base
     assert publisher(folder, before, most_bytes=most_bytes) == -signal.SIGXFSZ
-    assert repeated(folder, before, after) == before
-    swept(folder)
+    assert publish_again(folder, before, after) == before
+    assert_gc_cleans(folder)
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):

@@ -1,4 +1,4 @@
-"""Entries in the store: bytes back as they were, damage named, older snapshots as before."""
+"""Entries in the store: exact round trips, errors that name damage, other contents unchanged."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ ALIGNMENT = (
 
 
 @functools.cache
-def made() -> tuple[EntryRecord, RulesetSection]:
-    """A made-up entry as it is prepared, and every kind of column in use."""
-    one = prepared(entry_cif("made", 0, 6))
-    record, section = one.record, one.sections["openfold3"]
+def synthetic_entry() -> tuple[EntryRecord, RulesetSection]:
+    """A synthetic entry after preparation, with values in every kind of column."""
+    entry = prepared(entry_cif("made", 0, 6))
+    record, section = entry.record, entry.sections["openfold3"]
     rows, residues = np.arange(record.num_atoms), np.arange(record.num_residues)
     end = LinkEnd(
         asym="A", seq="1", component="LYS", atom="CB", altloc="", author=("A", "1", ""),
@@ -77,8 +77,8 @@ def made() -> tuple[EntryRecord, RulesetSection]:
 
 
 @functools.cache
-def made_alignment() -> Alignment:
-    """Rows of two sources, some of them alike, with species and deletions."""
+def synthetic_alignment() -> Alignment:
+    """Rows of two sources, some of them equal, with species and deletions."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, f"{name}.a3m") for name in ("mgnify_hits", "uniprot_hits")]
         for number, file in enumerate(files):
@@ -86,72 +86,72 @@ def made_alignment() -> Alignment:
         return dataclasses.replace(read_alignment([*map(str, files)]), name=NAME)
 
 
-def made_molecule() -> Molecule:
+def synthetic_molecule() -> Molecule:
     return component_molecule(components()["LIG"], 3).molecule
 
 
-def assert_equal(got: Any, expected: Any) -> None:
-    """Every field; numbers may be kept in fewer bytes."""
+def assert_equal(actual: Any, expected: Any) -> None:
+    """All fields are equal; integers may have a narrower dtype."""
     for name in type(expected).__dataclass_fields__:
-        ours, theirs = getattr(got, name), getattr(expected, name)
-        same = np.array_equal(ours, theirs) if isinstance(theirs, np.ndarray) else ours == theirs
+        value, target = getattr(actual, name), getattr(expected, name)
+        same = np.array_equal(value, target) if isinstance(target, np.ndarray) else value == target
         assert same, name
 
 
 def entry_shard(uri: Path | str, record: EntryRecord) -> ShardEntry:
-    columns = encode_entry(record, {"openfold3": made()[1]})
+    columns = encode_entry(record, {"openfold3": synthetic_entry()[1]})
     return write_records(str(uri), "entry", {"made-1": columns})
 
 
-def made_dataset(uri: str, record: EntryRecord | None = None) -> Snapshot:
-    molecules = encode_molecules({"LIG": made_molecule()})
+def synthetic_dataset(uri: str, record: EntryRecord | None = None) -> Snapshot:
+    molecules = encode_molecules({"LIG": synthetic_molecule()})
     shards = [
-        entry_shard(uri, record or made()[0]),
-        write_records(uri, "alignment", {NAME: encode_alignment(made_alignment())}),
+        entry_shard(uri, record or synthetic_entry()[0]),
+        write_records(uri, "alignment", {NAME: encode_alignment(synthetic_alignment())}),
         write_records(uri, "molecules", {"openfold3": molecules}),
     ]
     return add_entries(uri, shards)
 
 
 def test_entry_section_alignments_and_molecules_come_back_as_they_were(tmp_path: Path) -> None:
-    record, section = made()
-    digests = {made_dataset(str(tmp_path / name)).digest for name in "ab"}
+    record, section = synthetic_entry()
+    digests = {synthetic_dataset(str(tmp_path / name)).digest for name in "ab"}
     assert len(digests) == 1
     entries = Dataset.open(str(tmp_path / "a")).entries
     assert list(entries) == ["made-1"] and "made-1" in entries
     assert_equal(entries["made-1"], record)
     assert_equal(entries.section("made-1", "openfold3"), section)
-    assert_equal(entries.alignment(NAME), made_alignment())
-    assert_equal(entries.molecules("openfold3")["LIG"], made_molecule())
+    assert_equal(entries.alignment(NAME), synthetic_alignment())
+    assert_equal(entries.molecules("openfold3")["LIG"], synthetic_molecule())
     with pytest.raises(ChainMissing, match="boltz does not take"):
         entries.section("made-1", "boltz")
     with pytest.raises(ChainMissing, match="no entry 'other'"):
         entries["other"]
     exact = dataclasses.replace(record, atom_position=record.atom_position + 0.00004321)
-    made_dataset(str(tmp_path / "c"), exact)
+    synthetic_dataset(str(tmp_path / "c"), exact)
     assert_equal(Dataset.open(str(tmp_path / "c")).entries["made-1"], exact)
 
 
 def test_a_record_of_5000_atoms_takes_80_kilobytes_at_most() -> None:
-    one = prepared(entry_cif("made", 0, 335))
-    columns = encode_entry(one.record, one.sections)
-    assert one.record.num_atoms >= 4960 and len(one.sections) == 3
+    entry = prepared(entry_cif("made", 0, 335))
+    columns = encode_entry(entry.record, entry.sections)
+    assert entry.record.num_atoms >= 4960 and len(entry.sections) == 3
     assert sum(len(column.payload) for column in columns.values()) <= 80_000
 
 
 def test_chains_complexes_and_entries_stay_when_the_others_come_and_go(tmp_path: Path) -> None:
-    uri, record = str(tmp_path / "data"), made()[0]
+    uri, record = str(tmp_path / "data"), synthetic_entry()[0]
     chains = [random_record(seed) for seed in range(3)]
     shard = entry_shard(uri, record)
-    alone = add_entries(uri, [shard]).digest
-    assert add_entries(uri, [shard], expect=alone).digest == alone
-    published(uri, chains, expect=alone)
+    entries_only = add_entries(uri, [shard]).digest
+    assert add_entries(uri, [shard], expect=entries_only).digest == entries_only
+    published(uri, chains, expect=entries_only)
     pair = AssemblyRecord(
         assembly_id="2xyz", chains=(chains[1],), pairing=(None,), copies=(("A", "B"),)
     )
-    both = add_assemblies(Dataset.open(uri), [pair]).digest
-    assert add_assemblies(Dataset.open(uri), [pair]).digest == both
-    assert add_entries(uri, [shard], expect=both).digest == both
+    with_pair = add_assemblies(Dataset.open(uri), [pair]).digest
+    assert add_assemblies(Dataset.open(uri), [pair]).digest == with_pair
+    assert add_entries(uri, [shard], expect=with_pair).digest == with_pair
     remove_chains(uri, ["chain0_A"])
     dataset = Dataset.open(uri)
     assert (len(dataset), list(dataset.assemblies)) == (2, ["2xyz"])
@@ -167,7 +167,7 @@ def test_chains_complexes_and_entries_stay_when_the_others_come_and_go(tmp_path:
 
 
 def test_a_missing_part_is_made_again_from_the_shard(tmp_path: Path) -> None:
-    record = made()[0]
+    record = synthetic_entry()[0]
     shard = entry_shard(tmp_path, record)
     for part in (tmp_path / "parts").iterdir():
         part.unlink()
@@ -188,7 +188,7 @@ def test_a_missing_part_is_made_again_from_the_shard(tmp_path: Path) -> None:
 def test_rows_that_do_not_exist_are_refused_when_the_shard_is_written(
     tmp_path: Path, field: str, value: int
 ) -> None:
-    record, section = made()
+    record, section = synthetic_entry()
     wrong = getattr(section, field).copy()
     wrong.reshape(-1)[0] = value
     columns = encode_entry(record, {"openfold3": dataclasses.replace(section, **{field: wrong})})
@@ -197,7 +197,7 @@ def test_rows_that_do_not_exist_are_refused_when_the_shard_is_written(
 
 
 def test_an_alignment_of_another_shape_is_refused(tmp_path: Path) -> None:
-    alignment = made_alignment()
+    alignment = synthetic_alignment()
     wrong = alignment.row_letters.copy()
     wrong[0] = 999
     columns = encode_alignment(dataclasses.replace(alignment, row_letters=wrong))
@@ -207,37 +207,37 @@ def test_an_alignment_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["entry", "alignment", "molecules"])
 def test_a_flipped_byte_anywhere_in_a_record_is_a_typed_error(tmp_path: Path, kind: str) -> None:
-    made_dataset(str(tmp_path))
+    synthetic_dataset(str(tmp_path))
     entries = Dataset.open(str(tmp_path)).entries
     storage = open_storage(str(tmp_path))
-    row = next(one for one in entries.records.to_pylist() if one["kind"] == kind)
+    row = next(item for item in entries.records.to_pylist() if item["kind"] == kind)
     span = span_of(row)
     path = tmp_path / span.key
-    whole = path.read_bytes()
+    original = path.read_bytes()
     for low, high in itertools.pairwise(span.starts):
-        for at in np.linspace(low, high - 1, 8).astype(int).tolist():
-            data = bytearray(whole)
-            data[span.offset + at] ^= 0x10
+        for offset in np.linspace(low, high - 1, 8).astype(int).tolist():
+            data = bytearray(original)
+            data[span.offset + offset] ^= 0x10
             path.write_bytes(data)
             with pytest.raises(ShardCorrupt) as fault:
                 read_value(storage, span)
             assert fault.value.item == span.record_id and span.key in str(fault.value.path)
-    assert [type(one) for one in entries.verify()] == [ShardCorrupt]
+    assert [type(item) for item in entries.verify()] == [ShardCorrupt]
 
 
 @pytest.mark.parametrize("kind", ["entry", "alignment", "molecules"])
 def test_bytes_that_are_wrong_under_a_right_checksum_are_a_typed_error_or_a_whole_value(
     tmp_path: Path, kind: str
 ) -> None:
-    made_dataset(str(tmp_path))
+    synthetic_dataset(str(tmp_path))
     entries = Dataset.open(str(tmp_path)).entries
-    row = next(one for one in entries.records.to_pylist() if one["kind"] == kind)
+    row = next(item for item in entries.records.to_pylist() if item["kind"] == kind)
     columns = read_record(open_storage(str(tmp_path)), span_of(row))
-    dice, refused = np.random.default_rng(0), 0
+    rng, refused = np.random.default_rng(0), 0
     for name, column in columns.items():
         for _ in range(40 if column.payload else 0):
             data = bytearray(column.payload)
-            data[dice.integers(len(data))] ^= 1 << int(dice.integers(8))
+            data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
             bad = {**columns, name: dataclasses.replace(column, payload=memoryview(data))}
             try:
                 value = decoded(kind, bad, Origin(row["record_id"], "shard"))

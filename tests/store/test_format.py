@@ -62,8 +62,8 @@ def test_the_committed_shard_is_still_read_as_it_was_meant():
     for row in (first, second):
         columns = {}
         for name, start in zip(COLUMNS, row["column_offsets"][:-1], strict=True):
-            at = memoryview(data)[row["offset"] + start :]
-            columns[name] = unpack_column(at, row["chain_id"], name, "here")
+            cell = memoryview(data)[row["offset"] + start :]
+            columns[name] = unpack_column(cell, row["chain_id"], name, "here")
         record = ChainDecoder(columns, Origin(row["chain_id"], "here")).record()
         bare = {"all_atom_positions": None, "all_atom_mask": None} if row is second else {}
         assert_same(record, tiny_record(chain_id=row["chain_id"], **bare))
@@ -128,10 +128,10 @@ def test_coordinates_come_back_bit_for_bit_and_small():
     assert np.array_equal(unpack_mask(pack_mask(mask), len(mask)), mask)
     center = np.random.default_rng(1).normal(0, 100, [len(mask), 3]).astype(np.float32)
     moved = (positions - center[:, None]) * mask[..., None] + np.float32(0)
-    for around, one in ((None, positions), (center, moved)):
-        payload = pack_positions(one, mask, around)
-        assert payload is not None and len(payload) < 0.3 * one.nbytes
-        assert unpack_positions(payload, mask, around).tobytes() == one.tobytes()
+    for subtracted, array in ((None, positions), (center, moved)):
+        payload = pack_positions(array, mask, subtracted)
+        assert payload is not None and len(payload) < 0.3 * array.nbytes
+        assert unpack_positions(payload, mask, subtracted).tobytes() == array.tobytes()
 
 
 @pytest.mark.parametrize("odd", [-0.0, np.nan, np.inf, 1e9, 0.12345, 16777.217, -3e-8])
@@ -151,13 +151,13 @@ def test_a_usual_chain_is_packed_in_every_column_whatever_the_layout_of_its_arra
     plain = {name for name, column in columns.items() if column.codec == Codec.RAW}
     assert plain == {"dims", "aatype", "template_center", "template_sum_probs"}
     assert zipped["msa"].compression == Compression.ZSTD
-    sizes = [sum(len(one.payload) for one in made.values()) for made in (columns, zipped)]
+    sizes = [sum(len(c.payload) for c in encoded.values()) for encoded in (columns, zipped)]
     assert sizes[1] < sizes[0]
     odd = dataclasses.replace(record, msa=np.asfortranarray(record.msa))
     ours = {k: bytes(v.payload) for k, v in columns.items()}
     assert ours == {k: bytes(v.payload) for k, v in encode_record(odd).items()}
-    for made in (columns, zipped):
-        assert_same(ChainDecoder(made, Origin(record.chain_id, "here")).record(), record)
+    for encoded in (columns, zipped):
+        assert_same(ChainDecoder(encoded, Origin(record.chain_id, "here")).record(), record)
 
 
 def test_odd_numbers_survive_plain_where_nothing_else_fits():

@@ -18,8 +18,8 @@ def test_real_chains_come_back_bit_for_bit_and_small_and_live_in_one_dataset(gol
     assert records
     for record in records.values():
         columns, zipped = encode_record(record), encode_record(record, zstd=True)
-        for made in (columns, zipped):
-            assert_same(ChainDecoder(made, Origin(record.chain_id, "here")).record(), record)
+        for encoded in (columns, zipped):
+            assert_same(ChainDecoder(encoded, Origin(record.chain_id, "here")).record(), record)
         plain = {name for name, column in columns.items() if column.codec == Codec.RAW}
         empty = {name for name in plain if not len(columns[name].payload)}
         assert plain - empty <= {"dims", "aatype", "template_center", "template_sum_probs"}

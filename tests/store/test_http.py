@@ -22,7 +22,7 @@ from evofeed.store.http import HttpStorage
 
 
 class Service(BaseHTTPRequestHandler):
-    """The four GET routes over a folder; `faults` holds what to do to the next requests."""
+    """The four GET routes over a folder; `faults` holds faults of the next requests."""
 
     protocol_version = "HTTP/1.1"
     root, faults, seen = None, [], []
@@ -53,14 +53,14 @@ class Service(BaseHTTPRequestHandler):
             self.wfile.write(data[: len(data) // 2])
             self.close_connection = True
             return None
-        if fault == "cut":  # as if that were all
+        if fault == "cut":  # with the length of the shortened body
             data = data[: len(data) // 2]
         if fault == "flip":
             data = bytes([data[0] ^ 1]) + data[1:]
         return self.answer(status, data)
 
     def fault(self):
-        """What to do to this request; nothing."""
+        """The fault of this request; None for a normal answer."""
         return self.faults.pop(0) if self.faults else None
 
     def answer(self, status, data):
@@ -281,11 +281,11 @@ def test_closing_closes_the_connections_of_all_threads_and_reading_on_opens_new_
 
         for seed, record in enumerate(pool.map(read, range(3))):
             assert_same(record, random_record(seed))
-        sockets = [kept.connection.sock for kept in dataset.storage._http._open]
+        sockets = [opened.connection.sock for opened in dataset.storage._http._open]
         assert len(sockets) == 4  # this thread's too
         dataset.close()
         assert all(socket.fileno() == -1 for socket in sockets)
         assert_same(dataset["chain1_A"], random_record(1))
-        again = [kept.connection.sock for kept in dataset.storage._http._open]
+        again = [opened.connection.sock for opened in dataset.storage._http._open]
     assert sum(socket is not None for socket in again) == 1
     assert all(socket is None or socket.fileno() == -1 for socket in again)

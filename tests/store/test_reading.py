@@ -59,8 +59,8 @@ def assert_cropped(dataset, chain, rows, window):
     """A crop that is read is that of the whole record, bit for bit."""
     record = dataset[chain]
     (read,) = dataset.read([chain], COLUMNS_READ, residues=window, rows=rows)
-    known = record.all_atom_positions is not None
-    assert set(read) == {n for n in COLUMNS_READ if known or not n.startswith("all_atom")}
+    has_structure = record.all_atom_positions is not None
+    assert set(read) == {n for n in COLUMNS_READ if has_structure or not n.startswith("all_atom")}
     for name, array in read.items():
         right = cropped(record, name, rows, window)
         assert array.shape == right.shape, name
@@ -122,9 +122,9 @@ def test_a_column_that_claims_more_than_the_chain_can_hold_is_not_unzipped(datas
 
 def test_the_same_records_in_any_order_give_the_same_digest(tmp_path):
     records = [random_record(seed) for seed in range(4)]
-    one = published(tmp_path / "a", records)
-    two = published(tmp_path / "b", records[::-1])
-    assert one.digest == two.digest
+    first = published(tmp_path / "a", records)
+    second = published(tmp_path / "b", records[::-1])
+    assert first.digest == second.digest
     assert len(Dataset.open(tmp_path / "b")) == 4
 
 
@@ -149,8 +149,8 @@ def test_the_index_says_where_and_what_each_chain_is(tmp_path):
     row = Dataset.open(tmp_path).index.to_pylist()[0]
     assert row["chain_id"] == record.chain_id and row["num_res"] == record.num_res
     assert row["num_deletions"] == len(record.deletion_count)
-    most = np.bincount(record.aatype).max() / record.num_res
-    assert row["max_aa_fraction"] == pytest.approx(most)
+    max_fraction = np.bincount(record.aatype).max() / record.num_res
+    assert row["max_aa_fraction"] == pytest.approx(max_fraction)
     assert row["cluster_size"] == -1 and row["has_structure"] and row["cost"] > 0
     assert (tmp_path / "shards" / row["shard"]).stat().st_size >= row["offset"] + row["nbytes"]
 
@@ -163,17 +163,17 @@ def test_one_id_is_not_taken_for_a_sequence_of_them(tmp_path):
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "another's"])
 def test_a_part_is_only_a_shortcut_and_never_believed_blindly(tmp_path, damage):
-    one, two = (write_shard(str(tmp_path), [random_record(seed)]) for seed in (1, 2))
+    shard, other_shard = (write_shard(str(tmp_path), [random_record(seed)]) for seed in (1, 2))
     parts = {path.stem: path for path in (tmp_path / "parts").iterdir()}
-    path = parts[one.sha256]
+    path = parts[shard.sha256]
     if damage == "missing":
         path.unlink()
     elif damage == "flipped":
         flip(path)
     else:
-        path.write_bytes(parts[two.sha256].read_bytes())
+        path.write_bytes(parts[other_shard.sha256].read_bytes())
     writer = DatasetWriter(str(tmp_path))
-    writer.add_shard(one)
+    writer.add_shard(shard)
     snapshot = writer.commit()
     reference = published(tmp_path / "reference", [random_record(1)])
     assert snapshot.digest == reference.digest

@@ -1,4 +1,4 @@
-"""Parts of a snapshot: limits hold, reasons are kept, no cluster is torn."""
+"""Subsets of a snapshot: limits hold, reasons are recorded, no cluster is divided."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ snapshots = partial(evofeed, "snapshots")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "pdb"
     writer = DatasetWriter(str(folder), shard_nbytes=200_000)
     for seed in range(COUNT):
@@ -39,8 +39,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def uri(made: Path, tmp_path: Path) -> str:
-    return str(shutil.copytree(made, tmp_path / "pdb"))
+def uri(dataset_folder: Path, tmp_path: Path) -> str:
+    return str(shutil.copytree(dataset_folder, tmp_path / "pdb"))
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ def test_each_limit_leaves_out_what_it_says_and_nothing_else(uri: str) -> None:
         (Selection(with_structure=True), lambda r: r["has_structure"]),
     ):
         part = select_chains(uri, "part", limits)
-        want = {name for name, row in rows.items() if passes(row)}
-        assert chains(uri, part) == want and 0 < len(want) < COUNT, limits
-        assert {d["chain_id"] for d in part.manifest.dropped} == {*rows, "bad"} - want
-        found = Dataset.open(uri, "part")
-        assert found.digest == part.digest
-    assert not found.verify()
+        expected = {name for name, row in rows.items() if passes(row)}
+        assert chains(uri, part) == expected and 0 < len(expected) < COUNT, limits
+        assert {d["chain_id"] for d in part.manifest.dropped} == {*rows, "bad"} - expected
+        selected = Dataset.open(uri, "part")
+        assert selected.digest == part.digest
+    assert not selected.verify()
 
 
 def test_reasons_stand_in_the_card_of_the_part(uri: str) -> None:
@@ -86,24 +86,24 @@ def test_reasons_stand_in_the_card_of_the_part(uri: str) -> None:
     assert {kind.reason for kind in card.left_out} >= {"no structure", "resolution unknown", "bad"}
     assert card.settings["selection.max_resolution"] == "3.0"
     assert part.manifest.parent == Dataset.open(uri).digest
-    # The same again is the same snapshot.
+    # The same selection gives the same snapshot.
     again = select_chains(uri, "train", Selection(max_resolution=3.0, with_structure=True))
     assert again.digest == part.digest
 
 
 def test_parts_are_apart_by_cluster_and_hold_their_shares(uri: str, clusters: Path) -> None:
-    known = Clusters(clusters)
+    cluster_file = Clusters(clusters)
     for seed in range(2):
-        parts = split_chains(uri, known, {"valid": 0.2, "test": 0.1}, seed=seed)
-        held = {name: chains(uri, part) for name, part in parts.items()}
-        assert sum(map(len, held.values())) == COUNT - 3 == len(set().union(*held.values()))
-        for one in held:
-            for other in set(held) - {one}:
-                assert not overlap(held[one], held[other], known).shared
-        assert 11 <= len(held["valid"]) <= 18 and 5 <= len(held["test"]) <= 13
-        whole = next(part for part in held.values() if "c000_A" in part)
-        assert {"c000_A", "c003_A", "c004_A", "c007_A"} <= whole  # joined by c005_A
-    assert split_chains(uri, known, {"valid": 0.2, "test": 0.1}, seed=1)["valid"].digest == (
+        parts = split_chains(uri, cluster_file, {"valid": 0.2, "test": 0.1}, seed=seed)
+        members = {name: chains(uri, part) for name, part in parts.items()}
+        assert sum(map(len, members.values())) == COUNT - 3 == len(set().union(*members.values()))
+        for part_name in members:
+            for other in set(members) - {part_name}:
+                assert not overlap(members[part_name], members[other], cluster_file).shared
+        assert 11 <= len(members["valid"]) <= 18 and 5 <= len(members["test"]) <= 13
+        joined = next(part for part in members.values() if "c000_A" in part)
+        assert {"c000_A", "c003_A", "c004_A", "c007_A"} <= joined  # joined by c005_A
+    assert split_chains(uri, cluster_file, {"valid": 0.2, "test": 0.1}, seed=1)["valid"].digest == (
         parts["valid"].digest
     )
     first = Dataset.open(uri, "valid").index.to_pylist()[0]
@@ -115,27 +115,27 @@ def test_parts_are_apart_by_cluster_and_hold_their_shares(uri: str, clusters: Pa
 
 def test_a_large_cluster_does_not_swallow_a_small_share(uri: str, tmp_path: Path) -> None:
     names = sorted(name for name in Dataset.open(uri) if name != "bad")
-    listed = tmp_path / "families.txt"
-    listed.write_text("\n".join([" ".join(names[20:]), *names[:20]]) + "\n")
-    known = Clusters(listed)
+    path = tmp_path / "families.txt"
+    path.write_text("\n".join([" ".join(names[20:]), *names[:20]]) + "\n")
+    cluster_file = Clusters(path)
     for seed in range(2):
-        valid = split_chains(uri, known, {"valid": 0.1}, seed=seed)["valid"]
+        valid = split_chains(uri, cluster_file, {"valid": 0.1}, seed=seed)["valid"]
         assert 0.1 * len(names) <= len(chains(uri, valid)) <= 0.2 * len(names)
-    listed.write_text(" ".join(names) + "\n")
+    path.write_text(" ".join(names) + "\n")
     with pytest.raises(ValueError, match=r"valid=0.1 of \d+ chains: each cluster has more"):
-        split_chains(uri, Clusters(listed), {"valid": 0.1})
+        split_chains(uri, Clusters(path), {"valid": 0.1})
 
 
 def test_a_set_can_be_made_apart_from_another(uri: str, clusters: Path, tmp_path: Path) -> None:
     published(tmp_path / "casp", [random_record(99, chain_id="C001_a")])
-    casp, known = Dataset.open(str(tmp_path / "casp")), Clusters(clusters)
+    casp, cluster_file = Dataset.open(str(tmp_path / "casp")), Clusters(clusters)
     assert chains(uri, select_chains(uri, "one", apart_from=[casp])) == (
         set(Dataset.open(uri)) - {"c001_A"}
     )
-    part = chains(uri, select_chains(uri, "two", apart_from=[casp], clusters=known))
-    gone = {f"c{n:03d}_A" for n in (0, 1, 2, 3, 57, 58, 59)}
-    assert part == set(Dataset.open(uri)) - gone
-    assert not overlap(part, casp, known)
+    part = chains(uri, select_chains(uri, "two", apart_from=[casp], clusters=cluster_file))
+    excluded = {f"c{n:03d}_A" for n in (0, 1, 2, 3, 57, 58, 59)}
+    assert part == set(Dataset.open(uri)) - excluded
+    assert not overlap(part, casp, cluster_file)
 
 
 def test_the_commands_make_parts_and_refuse_nonsense(uri: str, clusters: Path) -> None:
@@ -157,20 +157,20 @@ def test_parts_by_date_hold_what_is_younger_and_in_clusters_that_are_younger_as_
     uri = str(tmp_path / "dated")
     dated = enumerate(dates)
     published(uri, (random_record(n, chain_id=f"c{n}").replace(release_date=d) for n, d in dated))
-    listed = tmp_path / "clusters.txt"
-    listed.write_text("c0 c1\nc2 c3\nc4\nc5\n")
-    known = Clusters(listed)
-    both = split_chains(uri, known, {}, released=("valid", "2021-09-30"))
-    held = {name: chains(uri, part) for name, part in both.items()}
-    assert held == {"valid": {"c2", "c3"}, "train": {"c0", "c5"}}
-    reasons = {d["chain_id"]: d["reason"] for d in both["valid"].manifest.dropped}
+    path = tmp_path / "clusters.txt"
+    path.write_text("c0 c1\nc2 c3\nc4\nc5\n")
+    cluster_file = Clusters(path)
+    parts = split_chains(uri, cluster_file, {}, released=("valid", "2021-09-30"))
+    members = {name: chains(uri, part) for name, part in parts.items()}
+    assert members == {"valid": {"c2", "c3"}, "train": {"c0", "c5"}}
+    reasons = {d["chain_id"]: d["reason"] for d in parts["valid"].manifest.dropped}
     assert reasons["c1"] == "released from 2021-09-30 on, and like c0 in train"
     assert reasons["c4"] == "release date unknown"
-    alone = split_chains(uri, None, {}, released=("valid", "2021-09-30"))
-    assert chains(uri, alone["valid"]) == {"c1", "c2", "c3"}
-    assert chains(uri, alone["train"]) == {"c0", "c5"}
+    by_date = split_chains(uri, None, {}, released=("valid", "2021-09-30"))
+    assert chains(uri, by_date["valid"]) == {"c1", "c2", "c3"}
+    assert chains(uri, by_date["train"]) == {"c0", "c5"}
     with pytest.raises(ValueError, match="no chain of the clusters"):
-        split_chains(uri, known, {}, released=("valid", "2029-01-01"))
+        split_chains(uri, cluster_file, {}, released=("valid", "2029-01-01"))
     with pytest.raises(ValueError, match="shares need clusters"):
         split_chains(uri, None, {"valid": 0.2})
 
@@ -183,17 +183,17 @@ def few_clusters(tmp_path: Path) -> Path:
 
 
 def test_what_is_shared_goes_by_clusters_a_chain_in_none_is_no_proof(few_clusters: Path) -> None:
-    alone = overlap(["1abc_A", "2xyz_B"], ["1ABC_a", "9zzz_Z"])
-    assert alone.shared == (("1abc_A", "1ABC_a"),) and not alone.unclustered
+    without = overlap(["1abc_A", "2xyz_B"], ["1ABC_a", "9zzz_Z"])
+    assert without.shared == (("1abc_A", "1ABC_a"),) and not without.unclustered
     assert not overlap(["1abc_A"], ["2xyz_B"])
-    known = Clusters(few_clusters)  # whatever the case, and for windows
-    found = overlap(["1abc_A.v0", "6mno_A", "5jkl_A"], ["2XYZ_B.v3", "4ghi_A"], known)
-    assert found.shared == (("1abc_A.v0", "2XYZ_B.v3"), ("5jkl_A", "4ghi_A"))
-    assert not found.unclustered
-    assert not overlap(["1abc_A", "6mno_A"], ["4ghi_A", "5jkl_A"], known)
-    found = overlap(["6mno_A", "7new_A"], ["1abc_A", "8new.v1x_B"], known)
-    assert found and not found.shared
-    assert found.unclustered == ("7new_A", "8new.v1x_B")
+    cluster_file = Clusters(few_clusters)  # whatever the case, and for windows
+    common = overlap(["1abc_A.v0", "6mno_A", "5jkl_A"], ["2XYZ_B.v3", "4ghi_A"], cluster_file)
+    assert common.shared == (("1abc_A.v0", "2XYZ_B.v3"), ("5jkl_A", "4ghi_A"))
+    assert not common.unclustered
+    assert not overlap(["1abc_A", "6mno_A"], ["4ghi_A", "5jkl_A"], cluster_file)
+    common = overlap(["6mno_A", "7new_A"], ["1abc_A", "8new.v1x_B"], cluster_file)
+    assert common and not common.shared
+    assert common.unclustered == ("7new_A", "8new.v1x_B")
 
 
 def test_clusters_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch) -> None:
@@ -208,10 +208,10 @@ def test_clusters_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch) -> 
 def test_the_command_lists_what_is_shared_exits_with_1(tmp_path: Path, few_clusters: Path) -> None:
     for name, seeds in (("train", range(3)), ("valid", range(2, 4))):
         published(tmp_path / name, map(random_record, seeds))
-    both = [str(tmp_path / "train"), str(tmp_path / "valid")]
-    found = snapshots("overlap", *both, "--json", code=1).json
-    assert found == {"shared": [["chain2_A", "chain2_A"]], "unclustered": []}
-    snapshots("remove", both[1], "chain2_A")
-    snapshots("overlap", *both)
-    said = snapshots("overlap", *both, "--clusters", few_clusters, code=1).out
-    assert "chain3_A  is in no cluster" in said
+    uris = [str(tmp_path / "train"), str(tmp_path / "valid")]
+    common = snapshots("overlap", *uris, "--json", code=1).json
+    assert common == {"shared": [["chain2_A", "chain2_A"]], "unclustered": []}
+    snapshots("remove", uris[1], "chain2_A")
+    snapshots("overlap", *uris)
+    output = snapshots("overlap", *uris, "--clusters", few_clusters, code=1).out
+    assert "chain3_A  is in no cluster" in output

@@ -114,23 +114,23 @@ def test_a_job_waits_for_a_collection_and_a_lease_is_prolonged(tmp_path, monkeyp
 
 
 def test_joined_shards_do_not_depend_on_where_their_chains_lay(tmp_path):
-    one, other = tmp_path / "one", tmp_path / "other"
-    make(one, range(5))
-    published(other, map(random_record, range(5)), zstd=False, cluster_sizes={"chain3_A": 4})
-    joined = [join_chains(open_storage(str(f)), Dataset.open(f).index) for f in (one, other)]
-    assert joined[0] == joined[1] == Dataset.open(other).manifest.shards[0]
+    first, second = tmp_path / "one", tmp_path / "other"
+    make(first, range(5))
+    published(second, map(random_record, range(5)), zstd=False, cluster_sizes={"chain3_A": 4})
+    joined = [join_chains(open_storage(str(f)), Dataset.open(f).index) for f in (first, second)]
+    assert joined[0] == joined[1] == Dataset.open(second).manifest.shards[0]
     with pytest.raises(ValueError, match="in two rows"):
-        table = Dataset.open(one).index
-        join_chains(open_storage(str(one)), pa.concat_tables([table, table]))
+        table = Dataset.open(first).index
+        join_chains(open_storage(str(first)), pa.concat_tables([table, table]))
     assert list(groups_of([3, 3, 9, 1], 5)) == [[0, 1], [2], [3]]
 
 
 def test_the_same_chains_once_more_are_the_snapshot_that_is_there(tmp_path: Path) -> None:
-    uri, found = str(tmp_path / "data"), []
+    uri, digests = str(tmp_path / "data"), []
     for expect, config in ((None, {"a": 1}), (0, {"a": 1}), (0, {"a": 2})):
-        before = None if expect is None else found[-1]
-        found.append(published(uri, [tiny_record()], expect=before, config=config).digest)
-    assert found[0] == found[1] != found[2]
+        before = None if expect is None else digests[-1]
+        digests.append(published(uri, [tiny_record()], expect=before, config=config).digest)
+    assert digests[0] == digests[1] != digests[2]
     assert len(list((tmp_path / "data" / "snapshots").iterdir())) == 2
 
 
@@ -148,8 +148,8 @@ RECORDS = [random_record(seed, num_res=40, num_alignments=60) for seed in range(
 
 @pytest.fixture
 def source(tmp_path):
-    about = {"cluster_sizes": {"chain2_A": 5}, "config": {"a": 1}}
-    published(tmp_path / "source", RECORDS, shard_nbytes=1, **about)
+    commit = {"cluster_sizes": {"chain2_A": 5}, "config": {"a": 1}}
+    published(tmp_path / "source", RECORDS, shard_nbytes=1, **commit)
     return tmp_path / "source"
 
 

@@ -103,11 +103,11 @@ def test_swap_wins_only_against_what_it_has_seen(uri):
 def _publish_together(
     uri: str, shards: list[ShardEntry], parent: str | None
 ) -> list[str | RefConflict]:
-    """What each of several writers, all on top of `parent` at the same moment, ends with."""
+    """Results of several writers that publish on top of `parent` at the same moment."""
     barrier = threading.Barrier(len(shards))
 
     def publish(shard: ShardEntry) -> str | RefConflict:
-        writer = DatasetWriter(uri)  # with a storage, and so a connection, of its own
+        writer = DatasetWriter(uri)  # with a separate storage and connection
         writer.add_shard(shard)
         barrier.wait()
         try:
@@ -120,7 +120,7 @@ def _publish_together(
 
 
 def test_of_publishers_at_the_same_moment_one_wins_and_every_other_is_refused(uri):
-    """Rounds of a race on one ref, each on top of the winner of the round before."""
+    """Rounds of a race on one ref, each on top of the winner of the previous round."""
     parent = None
     for turn in range(2):
         shards = [write_shard(uri, [random_record(10 * turn + n)]) for n in range(3)]
@@ -167,9 +167,10 @@ def test_a_dataset_lives_the_same_life_wherever_it_lies(uri, tmp_path):
         assert_same(dataset[name], random_record(seed, chain_id=name))
     assert list(dataset) == ["chain1_A", "chain2_A", "chain3_A", "chain5_A"]
     assert len(dataset.manifest.shards) == 1 and "4 chains" in repr(dataset)
-    made = dataset.snapshots()
-    assert len(made) == 5 and made[-1].digest == first.digest
-    assert [one.manifest.parent for one in made] == [*(one.digest for one in made[1:]), None]
+    snapshots = dataset.snapshots()
+    assert len(snapshots) == 5 and snapshots[-1].digest == first.digest
+    parents = [snapshot.manifest.parent for snapshot in snapshots]
+    assert parents == [*(snapshot.digest for snapshot in snapshots[1:]), None]
     assert dataset.manifest.config == {"a": 1}
     assert dataset.diff("before").to_dict() == {"added": [], "removed": [], "changed": []}
     assert dataset.diff(first.digest).to_dict() == {
@@ -201,13 +202,13 @@ def test_a_forked_process_is_told_why_it_has_no_client(monkeypatch):
 
 def test_a_bucket_is_probed_before_its_first_swap_and_only_then(s3_bucket, monkeypatch):
     storage, probes = open_storage(f"{s3_bucket}/{uuid.uuid4().hex}"), []
-    real = type(storage)._conditional
+    conditional = type(storage)._conditional
 
-    def seen(self, key, old, new):
+    def recorded(self, key, old, new):
         probes.append(key.startswith("probe/"))
-        return real(self, key, old, new)
+        return conditional(self, key, old, new)
 
-    monkeypatch.setattr(type(storage), "_conditional", seen)
+    monkeypatch.setattr(type(storage), "_conditional", recorded)
     assert storage.swap("refs/main", None, b"a") and storage.swap("refs/main", b"a", b"b")
     assert probes == [True, True, False, False]
     assert not list(storage.files("probe/"))

@@ -1,4 +1,4 @@
-"""What a notebook shows of a panel: a page of its own with all that it needs."""
+"""A panel in a notebook: a complete page with the scripts and data that it needs."""
 
 from __future__ import annotations
 
