@@ -51,10 +51,10 @@ CANDIDATES: dict[str, tuple[list[Patch], list[str]]] = {
     "compiled": ([("train_step", "compile_structure", never)], []),
     "late": (
         [(ATTENTION, "_main_of", lambda N: 0)],
-        [f"{ATTENTION_FILES}/late.py"],
+        [f"{ATTENTION_FILES}/tail.py"],
     ),
     "late_backward": (
-        [(ATTENTION, "_late_backward_bytes", lambda *a: 1 << 40)],
+        [(ATTENTION, "_tail_backward_bytes", lambda *a: 1 << 40)],
         [],
     ),
     "triangle_projections": (

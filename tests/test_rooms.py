@@ -62,7 +62,7 @@ BUDGET = {
     "loader": 12_043,
     "service": 8_234,
     "trainer": 12_036,
-    "kernels": 16_298,
+    "kernels": 16_308,
     "synth": 1_858,
     "tests": 40_001,
     "benchmarks": 9_939,

@@ -220,11 +220,11 @@ class _Trace(TorchFunctionMode):
 
     def entry(self, tensor: Tensor) -> _Entry:
         """The entry of a tensor; the trace fails if it has none."""
-        known = self._tensors.get(id(tensor))
-        if known is None:
+        entry = self._tensors.get(id(tensor))
+        if entry is None:
             self.failed = f"it reads a tensor {list(tensor.shape)} that is not an input"
             return _Entry(-1, -1, 0)
-        return known[1]
+        return entry[1]
 
     def _record(self, tensor: Tensor, entry: _Entry) -> None:
         forget = partial(self._tensors.pop, id(tensor))  # its id may be reused

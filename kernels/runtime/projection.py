@@ -79,12 +79,12 @@ def aligned(x: Tensor) -> Tensor:
     return x if x.storage_offset() % 8 == 0 else x.clone()
 
 
-def resident_programs(x: Tensor, M: int, rows: int, parts: int = 1, each: int = 1) -> int:
+def resident_programs(x: Tensor, M: int, rows: int, parts: int = 1, per_sm: int = 1) -> int:
     """Number of persistent programs that share M rows, `rows` at a time.
 
-    The channels are split into `parts`; `each` programs fit a multiprocessor.
+    The channels are split into `parts`; `per_sm` programs fit a multiprocessor.
     """
-    return int(max(1, min(triton.cdiv(M, rows), each * sm_count(x) // parts)))
+    return int(max(1, min(triton.cdiv(M, rows), per_sm * sm_count(x) // parts)))
 
 
 @dataclass(frozen=True, slots=True)

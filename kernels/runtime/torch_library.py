@@ -117,16 +117,11 @@ class Operator:
                 inputs = _without_none(tensors, tensors)
                 result = cls.compiled(inputs, *options)[0]
             elif not torch.is_grad_enabled():
-                result = cls._result(options, tensors)
+                (alone,) = cls._alone(kind_of(tensors, options), tensors, *options)
+                assert alone is not None
+                result = alone
             else:
                 result = function_apply(cls._function)(options, None, *tensors)
-        return result
-
-    @classmethod
-    def _result(cls, options: tuple[Any, ...], tensors: tuple[Tensor | None, ...]) -> Tensor:
-        """The result without a gradient: nothing is saved."""
-        (result,) = cls._alone(kind_of(tensors, options), tensors, *options)
-        assert result is not None
         return result
 
     @classmethod

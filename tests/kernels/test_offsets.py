@@ -16,7 +16,7 @@ import evofeed.kernels
 from evofeed.base.errors import UnsupportedShape
 from evofeed.kernels import reference
 from evofeed.kernels.ops.attention import inputs as room
-from evofeed.kernels.ops.attention.inputs import MOST_ROWS, BackwardInputs, is_wide
+from evofeed.kernels.ops.attention.inputs import MAX_TILE, BackwardInputs, is_wide
 from evofeed.kernels.ops.attention.op import (
     biased_attention,
     output_delta,
@@ -72,7 +72,7 @@ class _Widths(ast.NodeVisitor):
             text = ast.unparse(node)
             if _is_wide(node) or text.startswith("positions("):
                 return WIDE
-            if re.match(r"(tl|gl)\.(arange|zeros)\(|in_turn\(|_rows_of\(", text):
+            if re.match(r"(tl|gl)\.(arange|zeros)\(|interleaved\(|_rows_of\(", text):
                 return LOCAL
             return POSITION
         if isinstance(node, ast.BinOp):
@@ -210,12 +210,12 @@ def _view(per_position: int, length: int = 100) -> Tensor:
 
 
 def test_offsets_are_64_bits_wide_from_the_first_row_that_needs_them() -> None:
-    edge = (2**31 - 4 * 16 - MOST_ROWS) // (100 + MOST_ROWS)
+    edge = (2**31 - 4 * 16 - MAX_TILE) // (100 + MAX_TILE)
     near, far = _view(edge), _view(edge + 1)
     assert not is_wide(None, near)
     assert is_wide(None, far)
     assert is_wide(None, near, far)  # one of several is enough
-    assert (100 + MOST_ROWS) * edge + 4 * 16 < 2**31  # the last tile's last, filled up or not
+    assert (100 + MAX_TILE) * edge + 4 * 16 < 2**31  # the last tile's last, filled up or not
 
 
 def test_offsets_in_the_bias_and_its_gradient_count_too() -> None:

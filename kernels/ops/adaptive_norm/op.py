@@ -1,8 +1,8 @@
 """The adaptive norm of AF3's diffusion transformer as one op.
 
 Both layers of s are one product by cuBLAS; norm, gate and shift of a are one kernel, and so is
-their backward pass. Only the inputs are kept. The parts serve conditioned attention and
-transitions too.
+their backward pass. Only the inputs are saved. Conditioned attention and transitions use the
+parts too.
 
 Letters: M rows, C channels of a, K channels of s.
 """
@@ -25,17 +25,17 @@ from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project,
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
-MOST = 1024  # channels of a row
-AT_ONCE = 4096  # numbers of a tile
-AT_ONCE_BACK = 2048  # of the backward pass, where a program walks over tiles
-EACH = 4  # programs a multiprocessor of the backward pass
+MAX_CHANNELS = 1024
+TILE_SIZE = 4096  # numbers
+GRAD_TILE_SIZE = 2048  # in the backward pass, where a program loops over tiles
+GRAD_PROGRAMS = 4  # of a multiprocessor, in the backward pass
 
 
 class Conditions(NamedTuple):
-    """What the rows of s `[M, K]` say to those of a."""
+    """Norm and layers of the rows of s `[M, K]`."""
 
     normed: Tensor  # [M, K]
-    layers: Tensor  # [M, 2C]: the gate's before its bias, then the shift
+    layers: Tensor  # [M, 2C]: gate before its bias, then shift
     stats: Tensor
 
 
@@ -43,7 +43,7 @@ def conditions(
     s: Tensor, gamma: Tensor, packed: Tensor, eps: float, dtype: torch.dtype,
     layers: Tensor | None = None,
 ) -> Conditions:  # fmt: skip
-    """Norm of s with the scale gamma, and both layers `packed` `[2C, K]` of it, unless given."""
+    """Norm of s with the scale gamma, and its product with `packed` `[2C, K]`, unless given."""
     normed, stats, _ = norm_rows(s, gamma, torch.zeros_like(gamma), eps, dtype)
     return Conditions(normed, project(normed, packed) if layers is None else layers, stats)
 
@@ -53,7 +53,7 @@ def adapted(
 ) -> Tensor:  # fmt: skip
     """The adaptive norm of rows a `[M, C]`, in `dtype`."""
     M, C = a.shape
-    out, rows = torch.empty_like(a, dtype=dtype), max(1, AT_ONCE // padded(C))
+    out, rows = torch.empty_like(a, dtype=dtype), max(1, TILE_SIZE // padded(C))
     launch(
         adaptive_norm_kernel, (triton.cdiv(M, rows),), (a, layers, gate_bias, out, M, C, eps),
         {"BLOCK_M": rows, "BLOCK_C": padded(C), "num_warps": 4},
@@ -65,15 +65,16 @@ def adapted_grads(
     dx: Tensor, a: Tensor, s: Tensor, of_s: Conditions, gamma: Tensor, gate_bias: Tensor,
     packed: Tensor, eps: float, later_a: Tensor | None = None, later_s: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of a and s, to which `later_a` and `later_s` are added, and of the parameters.
+    """Gradients of a and s, plus `later_a` and `later_s`, and of the parameters.
 
-    Of the scale of the norm of s, the gate, its bias, the shift. All rows `[M, C]` or `[M, K]`.
+    Those are the scale of the norm of s, the gate, its bias, the shift. Rows are `[M, C]` or
+    `[M, K]`.
     """
     M, C = a.shape
     da, dlayers = torch.empty_like(a), torch.empty_like(of_s.layers)
-    rows = max(1, AT_ONCE_BACK // padded(C))
+    rows = max(1, GRAD_TILE_SIZE // padded(C))
     tiles = triton.cdiv(M, rows)
-    programs = min(tiles, EACH * sm_count(a))
+    programs = min(tiles, GRAD_PROGRAMS * sm_count(a))
     partial = torch.empty((programs, C), dtype=torch.float32, device=a.device)
     launch(
         adaptive_norm_grad_kernel, (programs,),
@@ -112,17 +113,17 @@ class _AdaptiveNorm(Operator, name="adaptive_norm"):
 
 
 def rows_fit(a: Tensor, s: Tensor) -> bool:
-    """Whether the kernels take these: as many rows each, multiples of 8 up to 1024 channels."""
+    """True if the kernels take these: equally many rows, multiples of 8 up to 1024 channels."""
     widths = (a.shape[-1], s.shape[-1])
     return (
         a.shape[:-1] == s.shape[:-1] and a.numel() > 0
-        and all(n % 8 == 0 and 16 <= n <= MOST for n in widths)
+        and all(n % 8 == 0 and 16 <= n <= MAX_CHANNELS for n in widths)
         and torch.float64 not in (a.dtype, s.dtype) and usable(a, s)
     )  # fmt: skip
 
 
 def adaptive_norm_fits(a: Tensor, s: Tensor, weights: AdaptiveWeights) -> bool:
-    """Whether the fused op takes these."""
+    """True if the fused op takes these."""
     return rows_fit(a, s) and weights.readable(a)
 
 

@@ -1,4 +1,4 @@
-"""`adaptive_norm`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`adaptive_norm` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float 
 
     Args:
         a: `[..., C]`.
-        s: `[..., K]`, what it is conditioned on.
+        s: `[..., K]`, the condition.
         weights: the parameters; the norm of a has none.
         eps: of both norms.
 

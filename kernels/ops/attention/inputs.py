@@ -1,7 +1,7 @@
-"""What the attention's kernels are given together, and how wide their offsets must be.
+"""Arguments shared by the attention kernels, and the width of their offsets.
 
-A program adds its row's and head's offset once, always in 64 bits; what it computes for every
-tile is a position times that axis's stride. In 64 bits this costs 1 to 5 % of attention's time
+A program adds its row's and head's offset once, always in 64 bits; for every tile it computes a
+position times that axis's stride. In 64 bits this costs 1 to 5 % of attention's time
 (H200, benchmarks/results/attention_offsets_h200.json), and few inputs need it: the columns of
 pairs of more than 2,000 residues.
 """
@@ -18,15 +18,15 @@ from evofeed.kernels.runtime.projection import padded, precision
 from evofeed.kernels.runtime.tiles import Tile
 
 LIMIT = 2**31
-MOST_ROWS = 128  # rows or columns of any saved tile: the last tile's are counted whole
+MAX_TILE = 128  # rows or columns of any saved tile, as the last tile may be padded
 
 
 class MaskTerms(NamedTuple):
-    """A mask as the kernels take it.
+    """A mask in the form that the kernels read.
 
     Attributes:
-        term: `[B * R, N or more]`, added to all logits of a row; 0 beyond N.
-        factor: `[B * R]` float32, factor of a row's logits: 0 where no key is valid.
+        term: `[B * R, N or more]`, added to the logits of a row's keys; 0 beyond N.
+        factor: `[B * R]` float32, factor of a row's logits; 0 where no key is valid.
     """
 
     term: Tensor
@@ -34,12 +34,12 @@ class MaskTerms(NamedTuple):
 
 
 class BackwardInputs(NamedTuple):
-    """What all kernels of one backward pass read and write.
+    """Inputs and outputs of the kernels of a backward pass.
 
     Attributes:
         do: gradient of the output, `[B, R, Q, H, D]` view.
         q, k, v, bias, mask: as in the forward pass.
-        lse: what the forward pass returned.
+        lse: log-sum-exp from the forward pass.
         delta: sum of o * do over the head width, `[B * R, H, Q]` float32.
         scale: factor of the dot products.
         grads: three `[B, R, N, H, D]` views with equal strides, to fill.
@@ -75,12 +75,12 @@ class BackwardInputs(NamedTuple):
 
 
 def bias_strides(bias: Tensor | None) -> tuple[int, int, int]:
-    """Zeros without a bias."""
+    """Strides of the bias, zeros without one."""
     return (0, 0, 0) if bias is None else (bias.stride(0), bias.stride(1), bias.stride(2))
 
 
 def term_stride(mask: MaskTerms | None) -> int:
-    """Between rows of a mask's terms, 0 without a mask."""
+    """Stride between rows of a mask's terms, 0 without a mask."""
     return 0 if mask is None else mask.term.stride(0)
 
 
@@ -100,17 +100,17 @@ def options(
 
 
 def is_wide(bias: Tensor | None, *views: Tensor) -> bool:
-    """Whether a position times a stride may pass 2^31.
+    """True if a position times a stride may exceed 2^31.
 
     Args:
         bias: `[B, H, Q, K]`, or None; its gradient has Q rows of K numbers too.
-        views: `[B, R, N, H, D]`, anything that the kernels read or write by position.
+        views: `[B, R, N, H, D]`, tensors that the kernels read or write by position.
     """
     longest = 0
     for t in views:
         _, _, N, H, _ = t.shape
         _, _, per_position, per_head, _ = t.stride()
-        longest = max(longest, (N + MOST_ROWS) * per_position + H * per_head)
+        longest = max(longest, (N + MAX_TILE) * per_position + H * per_head)
     if bias is not None:
-        longest = max(longest, (bias.shape[2] + MOST_ROWS) * max(bias.stride(2), bias.shape[3]))
-    return longest + MOST_ROWS > LIMIT
+        longest = max(longest, (bias.shape[2] + MAX_TILE) * max(bias.stride(2), bias.shape[3]))
+    return longest + MAX_TILE > LIMIT

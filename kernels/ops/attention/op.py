@@ -40,13 +40,13 @@ MAX_HEAD_WIDTH = 64
 
 
 def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:
-    """The two tensors made from a `[B, R, N]` mask (any strides)."""
+    """The terms and factors of a `[B, R, N]` mask (any strides), computed once a pass."""
     return computed_once(
-        ("attention", scale, dtype), (mask,), lambda mask: _prepared(mask, scale, dtype)
+        ("attention", scale, dtype), (mask,), lambda mask: _mask_terms(mask, scale, dtype)
     )
 
 
-def _prepared(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:
+def _mask_terms(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:
     B, R, N = mask.shape
     width = triton.cdiv(N, 64) * 64
     term = torch.empty((B * R, width), dtype=dtype, device=mask.device)
@@ -75,10 +75,10 @@ def run_forward(
     Args:
         q, k, v: `[B, R, N, H, D]` views with equal strides, last axis contiguous.
         bias: `[B, H, Q, K]` divided by `scale`, in q's dtype, last axis contiguous, or None.
-        mask: what `prepare_mask` made, or None.
+        mask: the result of `prepare_mask`, or None.
         scale: factor of the dot products.
         out: `[B, R, Q, H, D]` view to fill.
-        tiles: tile sizes, else the saved choice for this shape.
+        tiles: tile sizes; None for the saved choice for this shape.
 
     Returns:
         `[B * R, H, Q]` float32, base 2.
@@ -132,8 +132,8 @@ def launch_db(inputs: BackwardInputs, tile: Tile, waves: int) -> Tensor:
     B, R, NQ, H, _ = inputs.q.shape
     NK = inputs.k.shape[2]
     tiles = triton.cdiv(NQ, tile.rows) * triton.cdiv(NK, tile.columns)
-    wanted = waves * sm_count(inputs.q) // (B * H * tiles)
-    rows_each = triton.cdiv(R, max(1, min(R, wanted)))
+    target_splits = waves * sm_count(inputs.q) // (B * H * tiles)
+    rows_each = triton.cdiv(R, max(1, min(R, target_splits)))
     splits = triton.cdiv(R, rows_each)
     partial = inputs.q.new_empty((B, splits, H, NQ, NK), dtype=torch.float32)
     launch(
@@ -150,24 +150,17 @@ def output_delta(o: Tensor, do: Tensor) -> Tensor:
     heads, width = triton.next_power_of_2(H), padded(D)
     block = max(16, 4096 // (heads * width))
     launch(
-        delta_kernel,
-        (B * R, triton.cdiv(NQ, block)),
+        delta_kernel, (B * R, triton.cdiv(NQ, block)),
         (o, do, delta, *o.stride()[:4], R, H, NQ),
-        # Threads that share a sum add it up in two orders: contracted, their last bits differ.
-        {
-            "D": D,
-            "BLOCK_D": width,
-            "BLOCK_N": block,
-            "HEADS": heads,
-            "WIDE": is_wide(None, o, do),
-            "enable_fp_fusion": False,
-        },
-    )
+        # Threads that share a sum add in two orders: with fused products their last bits differ.
+        {"D": D, "BLOCK_D": width, "BLOCK_N": block, "HEADS": heads,
+         "WIDE": is_wide(None, o, do), "enable_fp_fusion": False},
+    )  # fmt: skip
     return delta
 
 
 def scaled_bias(bias: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor | None:
-    """The bias as the kernels take it: divided by `scale`, contiguous, in `dtype`."""
+    """The bias as the kernels read it: divided by `scale`, contiguous, in `dtype`."""
     if bias is None:
         return None
     scaled = bias if abs(scale - 1) < 1e-9 else bias * (1 / scale)

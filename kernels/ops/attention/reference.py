@@ -1,4 +1,4 @@
-"""`biased_attention`, defined in plain PyTorch, and what its kernels are tried with.
+"""`biased_attention` in plain PyTorch, and the inputs that its kernels are tested with.
 
 Letters: R rows that attend, N positions of a row, H heads, D head width.
 """

@@ -1,1 +1,1 @@
-"""Attention of tokens that another tensor conditions: `conditioned_attention`."""
+"""Attention of tokens conditioned on another tensor: `conditioned_attention`."""

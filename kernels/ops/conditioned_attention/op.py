@@ -1,9 +1,9 @@
 """Attention of tokens with pair bias as one op: AF3's diffusion transformer and single track.
 
-Norm (adaptive where s conditions it), projections, core, gate, output layer, a gate that s
-gives, residual. Copies of the tokens (the diffusion transformer's noise samples) share a bias,
-made once. All products are cuBLAS's. As in `gated_attention` q, k, v and gate are kept; so are
-x, what s gives for it, and the result before the last gate.
+Norm (adaptive with s), projections, core, gate, output layer, a gate from s, residual. Copies of
+the tokens (the diffusion transformer's noise samples) share a bias, computed once. All products
+are cuBLAS's. As in `gated_attention` q, k, v and gate are saved; so are x, the layers of s that it
+depends on, and the result before the last gate.
 
 Letters: B batch, R copies, N tokens, C channels of a, K channels of s, H heads, D head width,
 M = B * R * N rows.
@@ -61,7 +61,7 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
         if s is None:
             x, stats, _ = norm_rows(rows, gamma, beta, eps, dtype)
         else:
-            flat, packed, wl = s.view(-1, s.shape[-1]), pack([gate, shift], dtype), None
+            flat, packed = s.view(-1, s.shape[-1]), pack([gate, shift], dtype)
             of_s = conditions(flat, gamma, packed, eps, dtype)
             of_x = of_s.layers
             x = adapted(rows, of_x, gate_bias, eps, dtype)
@@ -74,15 +74,15 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
         heads_last = attended.view(-1, width)
         update = project(gated(heads_last, qkvg[:, 3 * width :], torch.empty_like(heads_last)), wo)
         if s is None:
-            found = rows + update if residual else update.to(a.dtype)
+            result = rows + update if residual else update.to(a.dtype)
         else:
             y, wl = update, pack([last], dtype)
-            found = gated(
+            result = gated(
                 y, project(flat.to(dtype), wl), torch.empty_like(rows), gate_bias=last_bias,
                 residual=rows if residual else None,
             )  # fmt: skip
         return [
-            found.to(a.dtype).view(a.shape), ready, packed, packed_w, wo, wl, stats, of_x,
+            result.to(a.dtype).view(a.shape), ready, packed, packed_w, wo, wl, stats, of_x,
             x, qkvg, attended, lse, y, *(masked or (None, None)),
         ]  # fmt: skip
 
@@ -148,7 +148,7 @@ def _core_grads(
 def conditioned_attention_fits(
     a: Tensor, s: Tensor | None, weights: ConditionedAttentionWeights, heads: int
 ) -> bool:
-    """Whether the fused op takes these: `[B, R, N, C]`, heads of 8 to 64 numbers."""
+    """True if the fused op takes these: `[B, R, N, C]`, heads of 8 to 64 numbers."""
     width = weights.q.shape[0]
     return (
         a.dim() == 4 and 8 <= width // heads <= MAX_HEAD_WIDTH and width <= 1024
@@ -162,7 +162,7 @@ def conditioned_attention(
     a: Tensor, s: Tensor | None, weights: ConditionedAttentionWeights, heads: int, *,
     bias: Tensor | None, mask: Tensor | None, residual: bool, eps: float,
 ) -> FusedResult:  # fmt: skip
-    """Norm (adaptive with s), attention, gate, output layer, a gate that s gives, residual."""
+    """Norm (adaptive with s), attention, gate, output layer, a gate from s, residual."""
     (B, R, N, C), op = a.shape, "conditioned_attention"
     for name in ("q", "k", "v", "g"):
         check_shape(op, f"weights.{name}", getattr(weights, name), weights.q.shape[0], C)

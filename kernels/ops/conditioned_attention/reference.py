@@ -1,4 +1,4 @@
-"""`conditioned_attention`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`conditioned_attention` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["ConditionedAttentionWeights", "conditioned_attention"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionedAttentionWeights(Parameters):
-    """Parameters; with s `norm_weight` scales the norm of s, without it that of a."""
+    """Parameters; `norm_weight` scales the norm of s, or of a without s."""
 
     norm_weight: Tensor
     norm_bias: Tensor | None = None
-    """Without s."""
+    """Of the norm of a, without s."""
     gate: Tensor | None = None
-    """This and the next two: with s, the adaptive norm's layers."""
+    """With s: this and the next two are the adaptive norm's layers."""
     gate_bias: Tensor | None = None
     shift: Tensor | None = None
     q: Tensor
@@ -34,11 +34,11 @@ class ConditionedAttentionWeights(Parameters):
     g: Tensor
     o: Tensor
     last: Tensor | None = None
-    """With s, of the last gate, as is its bias."""
+    """With s: this and its bias are the last gate."""
     last_bias: Tensor | None = None
 
     def adaptive(self) -> AdaptiveWeights:
-        """Those of the adaptive norm."""
+        """The parameters of the adaptive norm."""
         assert self.gate is not None and self.gate_bias is not None and self.shift is not None
         return AdaptiveWeights(self.norm_weight, self.gate, self.gate_bias, self.shift)
 
@@ -56,17 +56,17 @@ def conditioned_attention(
 ) -> Tensor:
     """sigmoid(last(s)) * o(sigmoid(g x) * attention(x)), plus a if `residual`.
 
-    x is the adaptive norm of a conditioned on s; without s it is a's norm, and nothing gates the
-    result.
+    x is the adaptive norm of a conditioned on s; without s it is a's norm, without the last
+    gate.
 
     Args:
         a: `[B, R, N, C]`.
-        s: `[B, R, N, K]`, what it is conditioned on, or None.
+        s: `[B, R, N, K]`, the condition, or None.
         weights: the parameters.
         heads: H.
         bias: `[B, H, N, N]`, shared by the R copies, or None.
         mask: `[B, R, N]`, 1 where a key may be attended to, or None.
-        residual: whether a is added.
+        residual: True to add a.
         eps: of the norms.
 
     Source: AF3 SI, algorithm 24.
@@ -109,7 +109,7 @@ def _case(draw: Draw, C: int, K: int | None, width: int, H: int, masked: bool) -
 
 
 CASES = Cases(
-    # No parameter has fewer than 24 numbers: of 16 in 16 bits chance makes the error 1.5 times.
+    # Parameters have at least 24 numbers: with 16, in 16 bits, the error is 1.5 times by chance.
     {
         "plain": lambda draw: _case(draw, 48, None, 24, 2, False),
         "of a mask": lambda draw: _case(draw, 48, None, 24, 2, True),

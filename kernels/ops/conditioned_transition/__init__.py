@@ -1,1 +1,1 @@
-"""A SwiGLU transition that another tensor conditions: `conditioned_transition`."""
+"""A SwiGLU transition conditioned on another tensor: `conditioned_transition`."""

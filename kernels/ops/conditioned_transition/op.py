@@ -1,8 +1,8 @@
 """The conditioned transition of AF3's diffusion transformer as one op.
 
-Adaptive norm, two layers (Boltz: three) whose product is the hidden layer, a last layer, a gate
-that s gives, mask, residual. All products are cuBLAS's: a token has hundreds of channels. Beside
-the inputs all results of products but the last gate's are kept; the hidden layer is built again.
+Adaptive norm, two layers (Boltz: three) whose product is the hidden layer, an output layer, a gate
+from s, mask, residual. All products are cuBLAS's: a token has hundreds of channels. The inputs and
+the results of all products except the gate's are saved; the hidden layer is recomputed.
 
 Letters: M rows, C channels of a, K channels of s, N hidden channels.
 """
@@ -38,22 +38,22 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         x = adapted(rows, of_s.layers, bias, eps, dtype)
         layers = project(x, hidden_w)
         y = project(hidden_of(layers, wo.shape[1]), wo)
-        of_rows = None if mask is None else mask.reshape(-1)
-        found = gated(
+        row_mask = None if mask is None else mask.reshape(-1)
+        result = gated(
             y, project(flat.to(dtype), wl), torch.empty_like(rows), gate_bias=last_bias,
-            mask=of_rows, residual=rows if residual else None,
+            mask=row_mask, residual=rows if residual else None,
         )  # fmt: skip
-        return [found.view(a.shape), packed, hidden_w, wo, wl, of_s.layers, x, layers, y]
+        return [result.view(a.shape), packed, hidden_w, wo, wl, of_s.layers, x, layers, y]
 
     @staticmethod
     def backward(tensors: Tensors, eps: float, residual: bool, dtype: torch.dtype) -> Results:
-        dout, a, s, mask, gamma, bias, last_bias, packed, hidden_w, wo, wl, *made = tensors
-        of_x, x, layers, y = made
+        dout, a, s, mask, gamma, bias, last_bias, packed, hidden_w, wo, wl, *saved = tensors
+        of_x, x, layers, y = saved
         rows, flat, dout = (t.contiguous().view(-1, t.shape[-1]) for t in (a, s, dout))
-        narrow, of_rows = flat.to(dtype), None if mask is None else mask.reshape(-1)
+        narrow, row_mask = flat.to(dtype), None if mask is None else mask.reshape(-1)
         dgate, dy = project(narrow, wl), torch.empty_like(y)
-        last_sums = gated_grads(dout, y, dgate, dy, gate_bias=last_bias, mask=of_rows)
-        hidden = project(dy, wo.t())  # its gradient, until the next line
+        last_sums = gated_grads(dout, y, dgate, dy, gate_bias=last_bias, mask=row_mask)
+        hidden = project(dy, wo.t())  # the hidden layer's gradient until the next line
         dlayers = layers_grad(layers, hidden)
         of_s = conditions(flat, gamma, packed, eps, dtype, of_x)
         da, ds, *adaptive = adapted_grads(
@@ -69,7 +69,7 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
 
 
 def conditioned_transition_fits(a: Tensor, s: Tensor, weights: ConditionedWeights) -> bool:
-    """Whether the fused op takes these: as many rows each, multiples of 8 up to 1024 channels."""
+    """True if the fused op takes these: equally many rows, multiples of 8 up to 1024 channels."""
     return rows_fit(a, s) and weights.out.shape[1] % 8 == 0 and weights.readable(a)
 
 
@@ -84,12 +84,11 @@ def conditioned_transition(
         ("gate", (C, K)), ("shift", (C, K)), ("silu", (N, C)), ("value", (N, C)),
         ("factor", (N, C)), ("out", (C, N)), ("last", (C, K)), ("last_bias", (C,)),
     ):  # fmt: skip
-        given = getattr(weights, name)
-        check_shape("conditioned_transition", f"weights.{name}", given, *shape)
+        check_shape("conditioned_transition", f"weights.{name}", getattr(weights, name), *shape)
     check_shape("conditioned_transition", "mask", mask, *a.shape[:-1])
     if not (conditioned_transition_fits(a, s, weights) and launchable(a, mask)):
         return None
     options = eps, residual, compute_dtype(a)
-    mask = None if mask is None else mask.contiguous()  # one that is broadcast has no rows
+    mask = None if mask is None else mask.contiguous()  # a broadcast mask has no rows
     s = s.contiguous()
     return _ConditionedTransition.apply(options, a.contiguous(), s, mask, *weights.tensors())

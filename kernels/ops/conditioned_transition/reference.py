@@ -1,4 +1,4 @@
-"""`conditioned_transition`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`conditioned_transition` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ConditionedWeights(Parameters):
     factor: Tensor | None = None
 
     def adaptive(self) -> AdaptiveWeights:
-        """Those of the adaptive norm."""
+        """The parameters of the adaptive norm."""
         return AdaptiveWeights(self.norm_weight, self.gate, self.gate_bias, self.shift)
 
 
@@ -50,10 +50,10 @@ def conditioned_transition(
 
     Args:
         a: `[..., C]`.
-        s: `[..., K]`, what it is conditioned on.
+        s: `[..., K]`, the condition.
         weights: the parameters; only Boltz has a `factor`.
         mask: `[...]` factor of the update, or None.
-        residual: whether a is added.
+        residual: True to add a.
         eps: of both norms.
 
     Source: AF3 SI, algorithm 25.

@@ -1,12 +1,11 @@
 """A whole attention of AF2 as one op: norm, projections, core, gate, output, residual.
 
-It serves MSA rows, MSA columns, triangles around both nodes and the template
-stack. Activations stay in the layout of the input; columns and ending nodes
-differ from rows and starting nodes only in which axis attends.
+Used for MSA rows, MSA columns, triangles around both nodes and the template stack. Activations
+stay in the layout of the input; columns and ending nodes differ from rows and starting nodes only
+in the attending axis.
 
-Saved for the backward pass, per position: q, k, v and gate (4 H D numbers), the
-attention's output (H D), three float32 scalars a head or less, and the normalised input
-where that is small.
+Saved for the backward pass, per position: q, k, v and gate (4 H D numbers), the attention's output
+(H D), up to three float32 scalars a head, and the normalised input where that is small.
 
 Letters: B batch, R and N the two position axes, C channels, H heads, D head width.
 """
@@ -40,10 +39,10 @@ from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 
 class OtherPairs(Protocol):
-    """The attention bias of all pairs, of which several GPUs have some each."""
+    """The exchange of the attention bias between GPUs that each have some of the pairs."""
 
     def gather(self, bias: Tensor) -> Tensor:
-        """`[B, H, N, N]` from the rows `[B, H, n, N]` made here."""
+        """`[B, H, N, N]` from this GPU's rows `[B, H, n, N]`."""
 
     def reduce(self, dbias: Tensor) -> Tensor:
         """The adjoint of `gather`."""
@@ -55,7 +54,7 @@ class Plan(NamedTuple):
     heads: int
     eps: float
     columns: bool  # axis R attends, not axis N
-    turned: bool  # the bias of query q and key k is made from the pair (k, q)
+    turned: bool  # the bias of query q and key k comes from the pair (k, q)
     residual: bool
     drop_columnwise: bool
     bias_scale: float
@@ -63,11 +62,11 @@ class Plan(NamedTuple):
 
     @property
     def transposes(self) -> bool:
-        """Whether the bias made here is the transpose of what x's positions give."""
+        """True if the bias computed from x is transposed."""
         return self.columns != self.turned
 
     def drop(self, mask: Tensor | None, x: Tensor) -> Drop:
-        """A dropout mask and how it is spread over x."""
+        """A dropout mask with its layout for x."""
         return Drop(mask, (x.shape[1], x.shape[2]), self.drop_columnwise)
 
 
@@ -87,7 +86,7 @@ def _split_heads(packed: Tensor, like: Tensor, plan: Plan) -> tuple[Tensor, Tens
 
 
 def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """q, k, v, gate and pair weights as one matrix, 16 rows at least for the last.
+    """q, k, v, gate and pair weights as one matrix, the last padded to a multiple of 16 rows.
 
     Rows of the gradient are then a multiple of 16 numbers: Triton loads them 16 bytes wide.
     """
@@ -106,7 +105,7 @@ class _GatedAttention(Operator, name="gated_attention"):
 
     @staticmethod
     def forward(tensors: Tensors, *options: Any, others: OtherPairs | None = None) -> Results:
-        """With `others` of some rows (or columns) of the pairs, of which all make the bias."""
+        """With `others` x has some rows (or columns) of the pairs, and all pairs make the bias."""
         plan = Plan(*options)
         (
             x, bias, mask, norm_weight, norm_bias, q, k, v, g, g_bias, o, o_bias, pair, drop_mask,
@@ -115,18 +114,18 @@ class _GatedAttention(Operator, name="gated_attention"):
         width = q.shape[0]
         D = width // plan.heads
         packed_w = _pack_projections([q, k, v, g], pair, plan.dtype)
-        normed, stats, own_bias = norm_rows(
+        normed, stats, pair_bias = norm_rows(
             x.view(-1, C), norm_weight, norm_bias, plan.eps, plan.dtype,
             pair_weight=None if pair is None else packed_w[4 * width : 4 * width + plan.heads],
             pair_length=N, pair_rows=R, transpose_pair=plan.transposes, pair_scale=D**0.5,
         )  # fmt: skip
-        qkvg = project(normed, packed_w[: 4 * width])  # the gate's bias is added where it is used
-        small = normed if keeps(normed.shape, plan.dtype) else None
+        qkvg = project(normed, packed_w[: 4 * width])  # the gate's bias is added later
+        saved_normed = normed if keeps(normed.shape, plan.dtype) else None
         del normed
-        if own_bias is None:
+        if pair_bias is None:
             ready = scaled_bias(bias, D**-0.5 * plan.bias_scale, plan.dtype)
         else:
-            ready = own_bias if others is None else others.gather(own_bias)
+            ready = pair_bias if others is None else others.gather(pair_bias)
         masked = None
         if mask is not None:
             masked = prepare_mask(_attending_last(mask, plan), D**-0.5, plan.dtype)
@@ -140,7 +139,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         gate = qkvg[:, 3 * width :]
         result = gated_output(attended, gate, g_bias, out_weight, o_bias, x, drop, plan.residual)
         return [
-            result, ready, packed_w, stats, small, qkvg, attended, lse, out_weight,
+            result, ready, packed_w, stats, saved_normed, qkvg, attended, lse, out_weight,
             *(masked or (None, None)),
         ]  # fmt: skip
 
@@ -154,11 +153,11 @@ class _GatedAttention(Operator, name="gated_attention"):
         B, R, N, C = x.shape
         H, D = attended.shape[3:]
         width, M, drop = H * D, B * R * N, plan.drop(drop_mask, x)
-        own_bias = packed_w.shape[0] > 4 * width
+        makes_bias = packed_w.shape[0] > 4 * width
         flat, dout = x.view(M, C), dout.contiguous().view(M, C)
         dpacked = torch.empty((M, packed_w.shape[0]), dtype=plan.dtype, device=x.device)
         do = torch.empty_like(attended)
-        # dout is summed for the last bias where the norm's backward pass reads it
+        # the norm's backward pass reads dout, and sums it for the output's bias
         residual_sums = plan.residual and drop_mask is None and dout.dtype is plan.dtype
         residual_sums = residual_sums and not hopper.fits(x, width, plan.dtype)
         delta, out_sums, dwo = output_grads(
@@ -171,31 +170,31 @@ class _GatedAttention(Operator, name="gated_attention"):
             _attending_last(do, plan), *_split_heads(qkvg, attended, plan), ready, masked, lse,
             delta, D**-0.5, _split_heads(dpacked, attended, plan),
         ))  # fmt: skip
-        if own_bias:  # [B, H, q, k] -> one column a head beside the other gradients
+        if makes_bias:  # [B, H, q, k] -> one column a head after the other gradients
             assert dbias is not None
             dbias = dbias if others is None else others.reduce(dbias)
             heads_last(dbias, dpacked[:, 4 * width :], plan.transposes)
-        again = None
+        rebuilt = None
         if normed is None:
-            normed = again = torch.empty_like(flat, dtype=plan.dtype)
+            normed = rebuilt = torch.empty_like(flat, dtype=plan.dtype)
         dx, norm_sums = norm_rows_grad(
             project(dpacked, packed_w.t()), flat, stats, gamma, beta,
-            dout if plan.residual else None, again, residual_sum=residual_sums,
+            dout if plan.residual else None, rebuilt, residual_sum=residual_sums,
         )  # fmt: skip
         dw = weight_grad(dpacked, normed, gamma.dtype)
         of_norm, dg_bias, *rest = column_sums([norm_sums, *out_sums], gamma.dtype)
         dwo = rest[1].view(out_weight.shape) if dwo is None else dwo
         dgamma, dbeta, *last = torch.split(of_norm, C)
-        given = None if own_bias or dbias is None else dbias / plan.bias_scale
-        dpair = dw[4 * width : 4 * width + H] if own_bias else None
+        dbias_in = None if makes_bias or dbias is None else dbias / plan.bias_scale
+        dpair = dw[4 * width : 4 * width + H] if makes_bias else None
         return [
-            dx.view(x.shape), given, None, dgamma, dbeta, *torch.split(dw[: 4 * width], width),
+            dx.view(x.shape), dbias_in, None, dgamma, dbeta, *torch.split(dw[: 4 * width], width),
             dg_bias, dwo, (last if residual_sums else rest)[0], dpair, None,
         ]  # fmt: skip
 
 
 def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:
-    """Whether the fused op takes this input: a head width of 8 to 64, at most 512 channels."""
+    """True if the fused op takes this input: a head width of 8 to 64, at most 512 channels."""
     width, C = weights.q.shape
     D = width // heads
     power_of_2 = D & (D - 1) == 0 and C & (C - 1) == 0
@@ -213,10 +212,10 @@ def fused_gated_attention(
     columns: bool, turned: bool, residual: bool, drop_mask: Tensor | None, drop_columnwise: bool,
     bias_scale: float, eps: float, others: OtherPairs | None = None,
 ) -> FusedResult:  # fmt: skip
-    """`gated_attention` where a kernel takes these.
+    """`gated_attention`, or None where no kernel takes these.
 
-    With `others` x is some rows of pairs, `[B, I, N, C]`, or with `columns` some columns: they know
-    the others, for the bias is made of all.
+    With `others` x has some rows of the pairs, `[B, I, N, C]`, or some columns with `columns`;
+    `others` exchanges the bias, which depends on all pairs.
     """
     (B, R, N, C), attending = x.shape, x.shape[1] if columns else x.shape[2]
     check_shape("gated_attention", "weights.q", weights.q, weights.q.shape[0], C)

@@ -32,11 +32,11 @@ def gated_output(
 
     Args:
         attended: `[B, R, N, H, D]`, contiguous.
-        gate: `[M, K]` view of rows that may be longer.
+        gate: `[M, K]` view with any stride between rows.
         gate_bias, weight, bias: `[K]`, `[C, K]` and `[C]`.
         x: `[B, R, N, C]`; the result has its shape and type.
         drop: the dropout mask.
-        residual: whether x is added.
+        residual: True to add x.
     """
     C, K = weight.shape
     if hopper.fits(x, K, weight.dtype):
@@ -62,9 +62,9 @@ def output_grads(
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:  # fmt: skip
     """Fills `do`, like `attended`, and `dgate`, like `gate`, from dout `[M, C]`.
 
-    Returns delta in the order that the attention kernels read it (`columns`: axis R attends), parts
-    of the gradients of the gate's bias and (with `sums`) of the output's, and the gradient of the
-    output's weight in `dtype`; by hand its parts are the last ones, and all are there.
+    Returns delta in the order of the attention kernels (`columns`: axis R attends), partial sums of
+    the gradients of the gate's bias and, with `sums`, of the output's bias, and the gradient of the
+    output's weight in `dtype`. The Hopper kernel returns all sums, the weight's last, and None.
     """
     if hopper.fits(dout, weight.shape[1], weight.dtype):
         delta, *parts = hopper.run_output_grad(
@@ -85,7 +85,7 @@ def gate_grads(
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """Fills `do`, which may be `grad`, `dgate` and `gated`.
 
-    Returns delta `[B * rows, H, N]`, and parts of the gradient of the gate's bias if there is one.
+    Returns delta `[B * rows, H, N]`, and partial sums of the gradient of the gate's bias, if any.
     """
     B, R, N, H, D = attended.shape
     M, K = B * R * N, H * D

@@ -1,4 +1,4 @@
-"""`gated_attention`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`gated_attention` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def gated_attention(
 
     Args:
         x: `[B, R, N, C]`.
-        weights: the parameters; with `weights.pair` the bias is made from x itself (R = N).
+        weights: the parameters; with `weights.pair` the bias comes from x itself (R = N).
         heads: H.
         bias: `[B, H, N, N]` attention bias, where N is the attending axis, or None.
         mask: `[B, R, N]`, 1 where a key may be attended to, or None.
         columns: positions attend along axis R (MSA columns, ending node), not N.
-        turned: the bias made from x is, for query q and key k, that of the pair (k, q).
-        residual: whether x is added.
+        turned: the bias of query q and key k comes from the pair (k, q) of x.
+        residual: True to add x.
         drop_mask: `[B, N, C]` (or `[B, R, C]` if columnwise), scaled by 1/(1-p), or None.
         drop_columnwise: the dropout mask is shared along N, not along R.
         bias_scale: factor that `bias` already has; sqrt(D) saves a rounding.
@@ -110,9 +110,9 @@ def _case(
     drop = 2 * draw.mask(1, S if columns else R, C) if dropped else None
 
     def run(op: Op, x: Tensor, bias: Tensor | None = None, **w: Tensor) -> Tensor:
-        given = None if drop is None else drop.to(x.dtype)
+        drop_mask = None if drop is None else drop.to(x.dtype)
         return op(
-            x, AttentionWeights(**w), H, bias=bias, mask=mask, columns=columns, drop_mask=given,
+            x, AttentionWeights(**w), H, bias=bias, mask=mask, columns=columns, drop_mask=drop_mask,
             drop_columnwise=columns and dropped, **options,
         )  # fmt: skip
 

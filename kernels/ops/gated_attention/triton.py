@@ -17,7 +17,7 @@ def gated_output_kernel(
 ):  # fmt: skip
     """OUT = RES + DROP * ((sigmoid(GATE + GATE_BIAS) * O) W^T + BIAS).
 
-    OF_RESIDUE: O has a row for each of the `residues` of an MSA, not for each of its `size` places.
+    OF_RESIDUE: O has a row for each of an MSA's `residues`, not for each of its `size` positions.
     """
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
@@ -38,8 +38,8 @@ def gated_output_kernel(
         y += tl.load(BIAS + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
         inside = row_in[:, None] & n_in[None, :]
         if HAS_DROP:
-            at = drop_row(rows, drop_1, drop_2, drop_rows)
-            drop = tl.load(DROP + at[:, None] * N + n[None, :], mask=inside, other=0.0)
+            mask_rows = drop_row(rows, drop_1, drop_2, drop_rows)
+            drop = tl.load(DROP + mask_rows[:, None] * N + n[None, :], mask=inside, other=0.0)
             y *= drop.to(tl.float32)
         flat = rows64[:, None] * N + n[None, :]
         if HAS_RES:
@@ -55,10 +55,10 @@ def gated_output_grad_kernel(
 ):  # fmt: skip
     """From the gradient of GATED = sigmoid(GATE + GATE_BIAS) * O: dO, the gate's, GATED, delta.
 
-    Delta, the sum over each head of dO * O, is written at
-    `b * ds_b + i * ds_i + j * ds_j + h * ds_h` for row (b * I + i) * J + j, in the
-    order the attention kernels read it. PARTIAL `[programs, K]`: each program's sums of the
-    gate's gradient, if it has a bias. A program takes HEADS whole heads; dO may be GRAD.
+    Delta, the sum over each head of dO * O, is written to
+    `b * ds_b + i * ds_i + j * ds_j + h * ds_h` for row (b * I + i) * J + j, the order of the
+    attention kernels. PARTIAL `[programs, K]`: each program's sums of the gate's gradient, if
+    it has a bias. A program computes HEADS whole heads; dO may be GRAD.
     """
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n, first = tl.arange(0, HEADS * BLOCK_D), tl.program_id(1) * HEADS
@@ -89,6 +89,6 @@ def gated_output_grad_kernel(
     delta = tl.sum(tl.reshape(do.to(tl.float32) * o, [BLOCK_M, HEADS, BLOCK_D]), 2)
     h = first + tl.arange(0, HEADS)
     b, i, j = rows64 // (I_ * J_), (rows64 // J_) % I_, rows64 % J_
-    at = b * ds_b + i * ds_i + j * ds_j
-    tl.store(DELTA + at[:, None] + h.to(tl.int64)[None, :] * ds_h, delta,
+    offsets = b * ds_b + i * ds_i + j * ds_j
+    tl.store(DELTA + offsets[:, None] + h.to(tl.int64)[None, :] * ds_h, delta,
              mask=row_in[:, None] & (h * D < K)[None, :])  # fmt: skip

@@ -1,6 +1,6 @@
 """Global column attention of the extra MSA stack: one query a column and head.
 
-The query is made from the masked mean of the column's normalised sequences; keys and
+The query is a projection of the masked mean of the column's normalised sequences; keys and
 values are shared by all heads. Source: AF2 SI algorithm 19.
 
 Letters: B batch, S sequences, R residues, C channels, H heads, D head width.
@@ -43,7 +43,7 @@ ROWS = 64
 
 
 class _Plan(NamedTuple):
-    """What is no tensor of one call."""
+    """Options of one call."""
 
     heads: int
     eps: float
@@ -151,7 +151,7 @@ def _pooled(xn: Tensor, mask: Tensor) -> Tensor:
 
 
 def _seqs_each(x: Tensor, B: int, S: int, tiles: int) -> int:
-    """Sequences a program walks over, for some eight programs a multiprocessor."""
+    """Sequences of a program, for about eight programs a multiprocessor."""
     return max(1, int(triton.cdiv(S * B * tiles, 8 * sm_count(x))))
 
 
@@ -164,7 +164,7 @@ def _column_tile(query: Tensor) -> dict[str, Any]:
 
 
 def global_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:
-    """Whether the fused op takes this input: at most 256 channels, a head width up to 64."""
+    """True if the fused op takes this input: at most 256 channels, a head width up to 64."""
     K, C = weights.q.shape
     return x.dim() == 4 and max(K, C) <= 256 and K // heads <= 64 and weights.readable(x)
 
@@ -174,7 +174,7 @@ def global_column_attention(
     x: Tensor, weights: AttentionWeights, heads: int, mask: Tensor, *, residual: bool,
     norm_eps: float, eps: float,
 ) -> FusedResult:  # fmt: skip
-    """One query a column and head, the mean of its sequences; keys and values shared by heads."""
+    """Attention with a query a column and head, the mean of its sequences; heads share k and v."""
     (B, S, R, C), op = x.shape, "global_column_attention"
     check_shape(op, "weights.q", weights.q, weights.q.shape[0], C)
     check_shape(op, "mask", mask, B, S, R)

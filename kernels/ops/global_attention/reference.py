@@ -1,4 +1,4 @@
-"""`global_column_attention`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`global_column_attention` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def global_column_attention(
         x: `[B, S, R, C]`.
         weights: the parameters; k and v are `[D, C]`, shared by all heads.
         heads: H.
-        mask: `[B, S, R]`, 1 where a sequence takes part, else 0. A column without one
+        mask: `[B, S, R]`, 1 for valid sequences, else 0. A column without any
             averages the values of all its sequences, as in AF2.
-        residual: whether x is added.
+        residual: True to add x.
         norm_eps: of the layer norm.
-        eps: added to the number of sequences that the query is the mean of.
+        eps: added to the number of sequences in the query's mean.
     """
     w = weights
     xn = layer_norm(x, w.norm_weight, w.norm_bias, norm_eps).transpose(1, 2)  # residues first

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 """Global column attention, one residue at a time: pooling, attention, gradients.
 
-A column of the MSA has one query a head, made from the mean of its sequences, and keys
-and values that all heads share: its logits are H numbers a sequence. So every kernel
-here is bound by reading and writing the MSA, once.
+A column of the MSA has one query a head, a projection of the mean of its sequences, and keys
+and values that all heads share: its logits are H numbers a sequence. Every kernel is therefore
+bound by reading and writing the MSA once.
 
 Letters: B batch, S sequences, R residues, C channels, H heads, D head width, K = H * D.
 """
@@ -43,27 +43,29 @@ def pool_grad_kernel(
     s, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     inside = (r < R)[:, None] & (c < C)[None, :]
     row = (b * S + s) * R + r
-    at = DX + row[:, None] * C + c[None, :]
+    pointers = DX + row[:, None] * C + c[None, :]
     mask = tl.load(MASK + row, mask=r < R, other=0.0).to(tl.float32)
     mean = tl.load(DMEAN + (b * R + r)[:, None] * C + c[None, :], mask=inside, other=0.0)
-    dx = tl.load(at, mask=inside, other=0.0).to(tl.float32) + mask[:, None] * mean.to(tl.float32)
-    tl.store(at, dx.to(DX.dtype.element_ty), mask=inside)
+    dx = tl.load(pointers, mask=inside, other=0.0).to(tl.float32) + mask[:, None] * mean.to(
+        tl.float32
+    )
+    tl.store(pointers, dx.to(DX.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _column(PTR, b, r, s, S, R, stride, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """`[s, D]` numbers of residue r."""
+    """The `[s, D]` numbers of residue r."""
     d = tl.arange(0, BLOCK_D)
-    at = PTR + ((b * S + s) * R + r)[:, None] * stride + d[None, :]
-    return tl.load(at, mask=(s < S)[:, None] & (d < D)[None, :], other=0.0)
+    pointers = PTR + ((b * S + s) * R + r)[:, None] * stride + d[None, :]
+    return tl.load(pointers, mask=(s < S)[:, None] & (d < D)[None, :], other=0.0)
 
 
 @triton.jit
 def _logits(q, k, MASK, COUNT, b, r, s, S, R, factor, PRECISION: tl.constexpr):
     """Base-2 logits `[heads, s]`, and which sequences are valid.
 
-    In a column without a valid one all logits are 0: large equal ones would leave no digits
-    for its log-sum-exp.
+    In a column without valid sequences all logits are 0: its log-sum-exp would lose all digits
+    if they were large.
     """
     x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
     valid = tl.load(MASK + (b * S + s) * R + r, mask=s < S, other=0.0).to(tl.float32) > 0.5
@@ -82,8 +84,8 @@ def attend_kernel(
     r, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     h, d = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
     hd_in = (h < H)[:, None] & (d < D)[None, :]
-    own = (b * R + r) * H
-    q = tl.load(Q + (own + h)[:, None] * D + d[None, :], mask=hd_in, other=0.0)
+    first_head = (b * R + r) * H
+    q = tl.load(Q + (first_head + h)[:, None] * D + d[None, :], mask=hd_in, other=0.0)
     top = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
@@ -98,9 +100,9 @@ def attend_kernel(
         total = total * shrink + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new_top
-    tl.store(OUT + (own + h)[:, None] * D + d[None, :],
+    tl.store(OUT + (first_head + h)[:, None] * D + d[None, :],
              (acc / total[:, None]).to(OUT.dtype.element_ty), mask=hd_in)  # fmt: skip
-    tl.store(LSE + own + h, top + tl.log2(total), mask=h < H)
+    tl.store(LSE + first_head + h, top + tl.log2(total), mask=h < H)
 
 
 @triton.jit
@@ -116,13 +118,13 @@ def attend_grad_kernel(
     r, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     h, d = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
     hd_in = (h < H)[:, None] & (d < D)[None, :]
-    own = (b * R + r) * H
-    at = (own + h)[:, None] * D + d[None, :]
-    q = tl.load(Q + at, mask=hd_in, other=0.0)
-    do = tl.load(DO + at, mask=hd_in, other=0.0)
-    out = tl.load(OUT + at, mask=hd_in, other=0.0)
+    first_head = (b * R + r) * H
+    offsets = (first_head + h)[:, None] * D + d[None, :]
+    q = tl.load(Q + offsets, mask=hd_in, other=0.0)
+    do = tl.load(DO + offsets, mask=hd_in, other=0.0)
+    out = tl.load(OUT + offsets, mask=hd_in, other=0.0)
     delta = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
-    lse = tl.load(LSE + own + h, mask=h < H, other=float("inf"))
+    lse = tl.load(LSE + first_head + h, mask=h < H, other=float("inf"))
     dq = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
     for first in range(0, S, BLOCK_S):
         s = first + tl.arange(0, BLOCK_S)
@@ -139,7 +141,7 @@ def attend_grad_kernel(
         inside = (s < S)[:, None] & (d < D)[None, :]
         tl.store(DK + row, dk.to(DK.dtype.element_ty), mask=inside)
         tl.store(DV + row, dv.to(DV.dtype.element_ty), mask=inside)
-    tl.store(DQ + at, (dq * scale).to(DQ.dtype.element_ty), mask=hd_in)
+    tl.store(DQ + offsets, (dq * scale).to(DQ.dtype.element_ty), mask=hd_in)
 
 
 @triton.jit
@@ -159,8 +161,8 @@ def gated_broadcast_grad_kernel(
     r_in, k_in, n_in = r < R, k < K, n < N
     rk_in, rn_in = r_in[:, None] & k_in[None, :], r_in[:, None] & n_in[None, :]
     w = tl.load(W + n[:, None] * K + k[None, :], mask=n_in[:, None] & k_in[None, :], other=0.0)
-    at = (b * R + r)[:, None] * K + k[None, :]
-    o = tl.load(O_ + at, mask=rk_in, other=0.0).to(tl.float32)
+    offsets = (b * R + r)[:, None] * K + k[None, :]
+    o = tl.load(O_ + offsets, mask=rk_in, other=0.0).to(tl.float32)
     shift = tl.load(GATE_BIAS + k, mask=k_in, other=0.0).to(tl.float32)
     total = tl.zeros([BLOCK_R, BLOCK_K], tl.float32)
     sum_gate = tl.zeros([BLOCK_R, BLOCK_K], tl.float32)

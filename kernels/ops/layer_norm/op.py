@@ -1,7 +1,7 @@
 """Layer norm over a short last axis: one pass forward, one pass backward.
 
-Statistics are float32 whatever the storage types; sums are made in a fixed order, so
-two runs give equal bits.
+Statistics are float32 for all storage types; sums have a fixed order, so two runs give equal
+bits.
 
 Letters: M rows, C channels.
 """
@@ -22,15 +22,15 @@ from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
 from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors, uses_custom_ops
 
 MAX_CHANNELS = 8192  # one row must fit one tile
-# Bytes up to which what the forward pass read first is still cached when backward begins;
-# of more, what was read or written last is.
 CACHED = 3 << 23
+"""Bytes up to which the first rows are still cached when the backward pass begins; of larger
+tensors the last rows are."""
 
 
 def _tile(op: str, x: Tensor) -> tuple[Tile, dict[str, Any]]:
-    """The tile of a kernel, whose rows are those of 128 channels, and what it is compiled for."""
+    """The tile of a kernel, with its rows for 128 channels, and its compile-time arguments."""
     C, wide = x.shape[-1], "_float32" if x.dtype is torch.float32 else ""
-    choice = tile(op + wide, C, torch.bfloat16)  # its float32 tiles are for products
+    choice = tile(op + wide, C, torch.bfloat16)  # float32 tiles of `tile` are for products
     block_c = padded(C)
     rows = max(1, choice.rows * 128 // block_c)
     return choice, {
@@ -41,7 +41,7 @@ def _tile(op: str, x: Tensor) -> tuple[Tile, dict[str, Any]]:
 def _normalised(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The result; to `keep` means and 1/std of the rows, for a backward pass."""
+    """The result, and with `keep` the rows' means and 1/std for a backward pass."""
     C = x.shape[-1]
     M, y = x.numel() // C, torch.empty_like(x)
     stats = x.new_empty((2, M), dtype=torch.float32) if keep else None
@@ -49,8 +49,8 @@ def _normalised(
     launch(
         norm_forward_kernel, (triton.cdiv(M, sizes["BLOCK_M"]),),
         (x, weight, bias, y, stats, M, C, eps),
-        # Threads that share a row sum its squares in pairs: a product contracted into one of the
-        # two orders would give them different last bits.
+        # Threads that share a row add its squares in two orders: with a fused product their last
+        # bits would differ.
         {"KEEP": keep, "enable_fp_fusion": False, **sizes},
     )  # fmt: skip
     return y, stats
@@ -84,15 +84,15 @@ def norm_rows_grad(
     normed: Tensor | None = None,
     residual_sum: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of the input, and the parts of those of weight and bias.
+    """The gradient of the input, and partial sums of those of weight and bias.
 
     Args:
-        dy: gradient of the result, contiguous, as are all.
+        dy: gradient of the result; all tensors are contiguous.
         x, weight, bias: the forward pass's inputs.
         stats: means and 1/std of the rows, M of each.
         residual: added to the gradient of x, or None.
         normed: filled with the forward pass's result again, if given.
-        residual_sum: whether the residual's columns are summed too.
+        residual_sum: True to sum the residual's columns too.
 
     Returns:
         The gradient of x, and `[programs, 2 (or 3 with residual_sum) * C]` whose column sums
@@ -102,7 +102,7 @@ def norm_rows_grad(
     M = x.numel() // C
     choice, sizes = _tile("norm_backward", x)
     rows = sizes["BLOCK_M"]
-    # Threads are along a row, 16 bytes each, and then along the rows.
+    # Threads go along a row first, 16 bytes each, then along the rows.
     ways = max(1, 32 * choice.warps * (16 // x.itemsize) // sizes["BLOCK_C"])
     tiles = triton.cdiv(M, rows)
     programs = min(tiles, choice.programs * sm_count(x))
@@ -129,8 +129,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
         eps: added to the variance.
 
     Returns:
-        A contiguous tensor of x's shape and dtype (also under autocast). Where no
-        kernel can run (CPU, no Triton, float64, C > 8192) or pay, PyTorch computes it.
+        A contiguous tensor of x's shape and dtype (also under autocast). PyTorch computes it
+        where no kernel can run (CPU, no Triton, float64, C > 8192) or would be slower.
 
     Raises:
         UnsupportedShape: weight or bias is not `[C]`, or x is not of a float type.
@@ -149,7 +149,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 
 def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """`layer_norm` of what is `supported`."""
+    """`layer_norm` of inputs that are `supported`."""
     x = x.contiguous()
     if torch.is_grad_enabled() or uses_custom_ops():
         return _LayerNorm.apply((eps,), x, weight, bias)
@@ -157,7 +157,7 @@ def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Ten
 
 
 def supported(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether the kernel takes this input and is worth its launch."""
+    """True if the kernel takes this input and is not slower than PyTorch's."""
     if weight is None or bias is None or x.dtype is torch.float64:
         return False
     C, casts = x.shape[-1], weight.dtype is not x.dtype or bias.dtype is not x.dtype

@@ -1,4 +1,4 @@
-"""`layer_norm`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`layer_norm` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 

@@ -8,21 +8,21 @@ from evofeed.kernels.runtime.backend import tl, triton
 
 
 @triton.jit
-def _tile_of(
+def _load_tile(
     X, first, cols, M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    """Rows `first` and on of X in float32; where they are in such a tensor; which are there.
+    """Rows of X from `first` on in float32, their start and offsets, and which exist.
 
-    A start that is one number for all threads, and offsets known to the compiler where C is,
+    A start that is equal for all threads, and offsets that the compiler knows where it knows C,
     leave registers for more programs.
     """
     width = BLOCK_C if EVEN else C
     local = tl.arange(0, BLOCK_M)
     inside = (local < M - first)[:, None] & ((cols < C) | EVEN)[None, :]
     start = first.to(tl.int64) * width
-    flat = local[:, None] * width + cols[None, :]
-    x = tl.load(X + start + flat, mask=inside, other=0.0)
-    return x.to(tl.float32), start, flat, inside
+    offsets = local[:, None] * width + cols[None, :]
+    x = tl.load(X + start + offsets, mask=inside, other=0.0)
+    return x.to(tl.float32), start, offsets, inside
 
 
 @triton.jit
@@ -30,12 +30,12 @@ def norm_forward_kernel(
     X, W, B, Y, STATS, M, C, eps,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Y, and in STATS with KEEP the rows' means and 1/std. EVEN: C is BLOCK_C."""
+    """Y, and with KEEP the rows' means and 1/std in STATS. EVEN: C is BLOCK_C."""
     cols = tl.arange(0, BLOCK_C)
     col_in = (cols < C) | EVEN
     width = BLOCK_C if EVEN else C
     first = tl.program_id(0) * BLOCK_M
-    x, start, flat, inside = _tile_of(X, first, cols, M, C, BLOCK_M, BLOCK_C, EVEN)
+    x, start, offsets, inside = _load_tile(X, first, cols, M, C, BLOCK_M, BLOCK_C, EVEN)
     w = tl.load(W + cols, mask=col_in, other=0.0).to(tl.float32)
     b = tl.load(B + cols, mask=col_in, other=0.0).to(tl.float32)
     mean = tl.sum(x, 1) / width
@@ -44,7 +44,7 @@ def norm_forward_kernel(
         centred = tl.where(col_in[None, :], centred, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
     y = (x - mean[:, None]) * rstd[:, None] * w[None, :] + b[None, :]
-    tl.store(Y + start + flat, y.to(Y.dtype.element_ty), mask=inside)
+    tl.store(Y + start + offsets, y.to(Y.dtype.element_ty), mask=inside)
     if KEEP:
         rows = first + tl.arange(0, BLOCK_M)
         tl.store(STATS + rows, mean, mask=rows < M)
@@ -58,10 +58,10 @@ def norm_backward_kernel(
     HAS_RES: tl.constexpr, KEEP: tl.constexpr, RES_SUM: tl.constexpr, WAYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """DX = gradient of X, plus RES; with KEEP also the forward result again, in NORMED.
+    """DX = the gradient of X, plus RES; with KEEP also the forward result in NORMED.
 
     PARTIAL `[programs, 2 or 3, C]`: each program's sums for W, B and, with RES_SUM, of RES.
-    BACKWARDS: programs walk from the last row to the first.
+    BACKWARDS: programs go from the last row to the first.
     """
     program = tl.program_id(0)
     cols = tl.arange(0, BLOCK_C)
@@ -77,8 +77,8 @@ def norm_backward_kernel(
     for step in tl.range(tiles_each, num_stages=STAGES):
         turn = tiles_each - 1 - step if BACKWARDS else step
         first = (turn * tl.num_programs(0) + program) * BLOCK_M
-        x, start, flat, inside = _tile_of(X, first, cols, M, C, BLOCK_M, BLOCK_C, EVEN)
-        dy = tl.load(DY + start + flat, mask=inside, other=0.0).to(tl.float32)
+        x, start, offsets, inside = _load_tile(X, first, cols, M, C, BLOCK_M, BLOCK_C, EVEN)
+        dy = tl.load(DY + start + offsets, mask=inside, other=0.0).to(tl.float32)
         rows = first + tl.arange(0, BLOCK_M)
         mean = tl.load(STATS + rows, mask=rows < M, other=0.0)
         rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)
@@ -90,15 +90,15 @@ def norm_backward_kernel(
         mean_gx = tl.sum(g * xhat, 1) / width
         dx = rstd[:, None] * (g - mean_g[:, None] - xhat * mean_gx[:, None])
         if HAS_RES:
-            res = tl.load(RES + start + flat, mask=inside, other=0.0).to(tl.float32)
+            res = tl.load(RES + start + offsets, mask=inside, other=0.0).to(tl.float32)
             dx += res
             if RES_SUM:
                 dr += _folded(res, WAYS, BLOCK_M, BLOCK_C)
         dx = dx.to(DX.dtype.element_ty)
-        tl.store(DX + start + flat, dx, mask=inside)
+        tl.store(DX + start + offsets, dx, mask=inside)
         if KEEP:
             normed = xhat * w[None, :] + b[None, :]
-            tl.store(NORMED + start + flat, normed.to(NORMED.dtype.element_ty), mask=inside)
+            tl.store(NORMED + start + offsets, normed.to(NORMED.dtype.element_ty), mask=inside)
         dw += _folded(dy * xhat, WAYS, BLOCK_M, BLOCK_C)
         db += _folded(dy, WAYS, BLOCK_M, BLOCK_C)
     to = PARTIAL + program * (3 if RES_SUM else 2) * C + cols
@@ -110,7 +110,7 @@ def norm_backward_kernel(
 
 @triton.jit
 def _folded(rows, WAYS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Sums of every WAYS-th row: those that one thread holds, so nothing moves."""
+    """Sums of every WAYS-th row, which one thread holds: no exchange between threads."""
     if WAYS < BLOCK_M:
         rows = tl.sum(tl.reshape(rows, [BLOCK_M // WAYS, WAYS, BLOCK_C]), 0)
     return rows

@@ -1,11 +1,10 @@
 # mypy: disable-error-code="no-untyped-call"
 """Clipping, Adam, moving average and the 16-bit copy of the weights in one pass over memory.
 
-All weights are in one flat buffer (as the trainer keeps them), so there is no
-table of pointers and nothing to copy to the device. Learning rate, number of
-updates and clip factor are scalars on the device: a step never waits for the
-GPU and can be captured in a CUDA graph. A gradient that is not finite changes
-nothing.
+All weights are in one flat buffer (as in the trainer), so no table of pointers is
+copied to the device. Learning rate, number of updates and clip factor are scalars on
+the device: a step never waits for the GPU and can be captured in a CUDA graph. A
+gradient that is not finite changes nothing.
 
 Bytes per weight: gradient 4 (or 2), weight, moments and average 16 read and 16
 written, 16-bit copy 2 written.
@@ -29,10 +28,10 @@ from evofeed.kernels.runtime.backend import sm_count, triton, usable
 
 @dataclass(eq=False, repr=False)
 class FlatBuffers:
-    """Flat buffers, and scalars on their device, that a step is made of.
+    """Flat buffers of an optimizer, and its scalars on their device.
 
-    The buffers are the caller's and are changed in place; without a kernel (CPU,
-    no Triton) a plain version does the same.
+    The buffers are the caller's and are changed in place, without a kernel (CPU,
+    no Triton) by a plain version.
 
     Attributes:
         param: weights, float32 `[N]`.
@@ -63,17 +62,17 @@ class FlatBuffers:
 
 
 def _check(param: Tensor, buffers: dict[str, Tensor]) -> None:
-    """Raises where the kernels would read or write what they must not."""
+    """Raises unless the kernels can read and write the buffers."""
     low = (torch.bfloat16, torch.float16)
     for name, buffer in buffers.items():
         if buffer.shape != param.shape or not buffer.is_contiguous() or param.dim() != 1:
             raise UnsupportedShape(
-                f"{name} is {list(buffer.shape)} beside param {list(param.shape)}: all buffers "
+                f"{name} is {list(buffer.shape)}, param {list(param.shape)}: all buffers "
                 "must be flat, contiguous and of one length"
             )
-        known = {"low": low, "grad": (torch.float32, *low)}.get(name, (torch.float32,))
-        if buffer.dtype not in known:
-            allowed = ", ".join(str(dtype)[6:] for dtype in known)
+        dtypes = {"low": low, "grad": (torch.float32, *low)}.get(name, (torch.float32,))
+        if buffer.dtype not in dtypes:
+            allowed = ", ".join(str(dtype)[6:] for dtype in dtypes)
             raise UnsupportedShape(f"{name} is {buffer.dtype}; it may be {allowed}")
         if buffer.device != param.device:
             raise KernelError(f"{name} is on {buffer.device}, param on {param.device}: move one")
@@ -88,7 +87,7 @@ class FusedAdamEMA(FlatBuffers):
         ema: moving average of the weights, float32 `[N]`, or None for none.
         low: a 16-bit copy of the weights to keep up to date, or None.
         beta1, beta2, eps: Adam's.
-        plain: one PyTorch operator after the other, also where a kernel could run.
+        plain: True to use PyTorch operators also where a kernel could run.
     """
 
     exp_avg: Tensor
@@ -117,9 +116,9 @@ class FusedAdamEMA(FlatBuffers):
             return adam_ema_step(self)
         norm = self._find_scalars()
         N = self.param.numel()
-        # The tail goes alone: a length that is no multiple of 16 costs the wide loads.
-        whole = N // 16 * 16
-        for part in (slice(0, whole), slice(whole, N)):
+        # A separate tail: loads are wide only if the length is a multiple of 16.
+        aligned = N // 16 * 16
+        for part in (slice(0, aligned), slice(aligned, N)):
             self._update(part)
         return norm
 

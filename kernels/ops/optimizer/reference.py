@@ -1,8 +1,8 @@
-"""Adam, clipping and the moving average in plain PyTorch: what the kernels are checked against.
+"""Adam, clipping and the moving average in plain PyTorch, the reference of the kernels.
 
-The pure functions take any tensors, so they serve one tensor in a test as well as the
-flat buffers of an optimizer. Nothing waits for the device: a gradient that is not finite
-turns a step into an exact no-op on the device itself.
+The functions take any tensors: single ones in a test, or an optimizer's flat buffers.
+Nothing waits for the device: a gradient that is not finite makes a step an exact no-op
+on the device.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def adam_update(
 
 
 def ema_update(ema: Tensor, param: Tensor, *, decay: float, finite: Tensor) -> None:
-    """Move the average towards the weights: `ema -= (1 - decay) * (ema - param)`, in place.
+    """Moves the average towards the weights: `ema -= (1 - decay) * (ema - param)`, in place.
 
-    Nothing happens where `finite` is 0.
+    A no-op where `finite` is 0.
     """
     ema.lerp_(param, ((1 - decay) * finite).to(ema.dtype))

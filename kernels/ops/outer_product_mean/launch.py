@@ -63,7 +63,7 @@ def project(
 def project_grad(
     dout: Tensor, out_w: Tensor, norm: Tensor, scaled: Tensor, douter: Tensor, E: int
 ) -> Tensor:
-    """Fills `scaled` and `douter`; returns parts of the gradient of the output's bias."""
+    """Fills `scaled` and `douter`; returns partial sums of the gradient of the output's bias."""
     (B, L, R), N = norm.shape, out_w.shape[1]
     options = _options("outer_dproject", E, N, out_w.dtype)
     tiles = triton.cdiv(R, options["BLOCK_J"])

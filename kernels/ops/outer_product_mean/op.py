@@ -1,8 +1,7 @@
 """Outer product mean as one op: norm, projections, outer GEMM, projection, mean, residual.
 
-The outer product of all pairs (134 MB at 256 residues) is written once by a
-GEMM and read in place; where it is large, and made of few sequences, the backward pass
-rebuilds it instead of keeping it.
+The outer product of all pairs (134 MB at 256 residues) is written once by a GEMM and
+read in place; for few sequences the backward pass recomputes it.
 
 Letters: B batch, S sequences, R residues, M = B * S * R, C channels of the MSA,
 E channels of a projection, N channels of the pairs.
@@ -28,25 +27,25 @@ from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 KEPT_FROM = 1024
-"""Sequences from which the outer product is kept: of fewer it is made again, 134 MB or 55 us at 256
-residues."""
+"""Sequences from which the outer product is saved: with fewer it is recomputed, which takes 55 us
+instead of 134 MB at 256 residues."""
 
 
 class Others(Protocol):
-    """The columns of an MSA that several GPUs have some of; `reduce` is for gradients."""
+    """The exchange of columns of an MSA between GPUs; `reduce` is for gradients."""
 
     mask: Tensor
-    """Of all columns, `[B, S, R]`."""
+    """The mask of all columns, `[B, S, R]`."""
 
     def gather(self, b: Tensor) -> Tensor:
-        """All columns `[B, S, R, E]` from those here."""
+        """All columns `[B, S, R, E]` from this GPU's."""
 
     def reduce(self, db: Tensor) -> Tensor:
         """The adjoint of `gather`."""
 
 
 def _a_and_b(ab: Tensor, m: Tensor, others: Others | None) -> tuple[Tensor, Tensor]:
-    """a `[B, S, L * E]` of the columns here, b `[B, S, R * E]` of all."""
+    """a `[B, S, L * E]` of this GPU's columns, b `[B, S, R * E]` of all."""
     B, S, L, _ = m.shape
     a, b = ab.view(2, B, S, L, -1)
     return a.flatten(2), (b if others is None else others.gather(b)).flatten(2)
@@ -61,7 +60,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         tensors: Tensors, eps: float, least: float, norm_eps: float, dtype: torch.dtype,
         others: Others | None = None,
     ) -> Results:  # fmt: skip
-        """Of some columns of the MSA, L of R, with the `others`."""
+        """With `others` m has L of the MSA's R columns."""
         m, mask, z, *weights = tensors
         w: Any = OuterWeights(*weights)
         B, S, L, C = m.shape
@@ -70,23 +69,23 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         rows = mask.reshape(-1)
         normed, stats, _ = norm_rows(m.view(-1, C), w.norm_weight, w.norm_bias, norm_eps, dtype)
         ab = torch.empty((2, B * S * L, E), dtype=dtype, device=m.device)
-        of_all = mask if others is None else others.mask
-        R = of_all.shape[-1]
-        both = project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1)
-        kernels.masked(both, rows, ab)
-        del normed, both
+        full_mask = mask if others is None else others.mask
+        R = full_mask.shape[-1]
+        projected = project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1)
+        kernels.masked(projected, rows, ab)
+        del normed, projected
         norm = computed_once(
-            ("outer", eps, least), (mask, of_all),
+            ("outer", eps, least), (mask, full_mask),
             lambda a, b: (torch.bmm(a.float().mT, b.float()) + eps).clamp(min=least),
         )  # fmt: skip
-        # [(c, e), n], so that neighbours in memory are neighbours in n
+        # [(c, e), n], contiguous along n
         out_w = pack([w.out], dtype).t().contiguous()
         out = torch.empty((B, L, R, N), dtype=m.dtype if z is None else z.dtype, device=m.device)
         a, b = _a_and_b(ab, m, others)
         outer = scheduled_ahead(torch.bmm, a.mT, b)
         kernels.project(outer, out_w, w.out_bias, norm, z, out, E)
-        kept = outer if S >= KEPT_FROM else None
-        return [out, packed_w, out_w, ab, norm, stats, kept]
+        saved_outer = outer if S >= KEPT_FROM else None
+        return [out, packed_w, out_w, ab, norm, stats, saved_outer]
 
     @staticmethod
     def backward(
@@ -110,8 +109,8 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         if others is None:
             scheduled_ahead(torch.bmm, a, douter, out=db)
         else:
-            of_all = scheduled_ahead(torch.bmm, a, douter).view(B, S, R, E)
-            db.copy_(others.reduce(of_all).flatten(2))
+            full_db = scheduled_ahead(torch.bmm, a, douter).view(B, S, R, E)
+            db.copy_(others.reduce(full_db).flatten(2))
         del douter
         outer = scheduled_ahead(torch.bmm, a.mT, b) if outer is None else outer
         d_out_w = kernels.weight_grad_of_output(outer, scaled, (B * L, R), E, N, weight.dtype)
@@ -134,7 +133,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
 
 
 def outer_product_mean_fits(m: Tensor, weights: OuterWeights) -> bool:
-    """Whether the fused op takes this input: powers of two, 16 or 32 channels to multiply."""
+    """True if the fused op takes this input: powers of two, 16 or 32 channels to multiply."""
     C, E, N = m.shape[-1], weights.w1.shape[0], weights.out.shape[0]
     powers = all(n & (n - 1) == 0 for n in (C, E, N))
     sizes = E in (16, 32) and 16 <= C <= 512 and 16 <= N <= 128
@@ -152,10 +151,10 @@ def outer_product_mean_with_input(
     norm_eps: float = 1e-5,
     others: Others | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `outer_product_mean`, and m: used from here on, it saves adding two gradients.
+    """`outer_product_mean`, and m for later uses, which saves adding two gradients.
 
-    With `others`, what knows the other columns, m is `[B, S, L, C]`, some columns, which must fit;
-    z is `[B, L, R, N]`.
+    With `others`, the exchange with other GPUs, m `[B, S, L, C]` has some of the columns and must
+    fit; z is `[B, L, R, N]`.
     """
     if not launchable(m):
         numbers = {"eps": eps, "least": least, "norm_eps": norm_eps}
@@ -170,9 +169,8 @@ def _arguments(
 ) -> tuple[Any, ...]:  # fmt: skip
     z = None if z is None else z.contiguous()
     options = (*numbers, compute_dtype(m))
-    mask = computed_once(
-        ("contiguous",), (mask,), Tensor.contiguous
-    )  # else each block counts its own copy
+    # once for all blocks, which count its sequences
+    mask = computed_once(("contiguous",), (mask,), Tensor.contiguous)
     return options, m.contiguous(), mask, z, *weights.tensors()
 
 

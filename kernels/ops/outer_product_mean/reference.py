@@ -1,4 +1,4 @@
-"""`outer_product_mean`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`outer_product_mean` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def outer_product_mean(
         mask: `[B, S, R]`.
         z: pairs `[B, R, R, N]` to add to, or None.
         eps: added to the count of shared sequences.
-        least: the smallest number that is divided by.
+        least: minimum of the divisor.
         norm_eps: of the norm.
     """
     w = weights

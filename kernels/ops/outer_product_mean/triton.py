@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Projection of the outer product mean, read where the GEMM before it wrote.
+"""Projection of the outer product in the layout that the GEMM wrote.
 
 The outer product is one GEMM whose result is `[(i, c), (j, e)]`; PyTorch then
 permutes 134 MB (256 residues) to `[(i, j), (c, e)]` for the projection. Here the
-projection reads the E neighbouring e of a c at a time, so there is nothing to permute.
+projection reads the E contiguous e of each c, so nothing is permuted.
 
 Letters: M = B * S * R, R residues (i, j), E channels of a projection (c, e; 16 or 32), N
 output channels.
@@ -55,18 +55,18 @@ def outer_project_kernel(
     acc = tl.zeros([BLOCK_J, BLOCK_N], tl.float32)
     for c in range(0, E, BLOCK_CE // E):
         start = ((b * rows + i) * E + c) * width
-        at = (ce // E * width + ce % E)[None, :] + j[:, None] * E
-        a = tl.load(OUTER + start + at, mask=j_in[:, None], other=0.0)
+        offsets = (ce // E * width + ce % E)[None, :] + j[:, None] * E
+        a = tl.load(OUTER + start + offsets, mask=j_in[:, None], other=0.0)
         w = tl.load(W + (c * E + ce)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
         acc = tl.dot(a, w, acc, input_precision=PRECISION)
     acc += tl.load(BIAS + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
     pair = (b * rows + i) * R + j
     acc /= tl.load(NORM + pair, mask=j_in, other=1.0)[:, None]
     inside = j_in[:, None] & n_in[None, :]
-    at = pair[:, None] * N + n[None, :]
+    offsets = pair[:, None] * N + n[None, :]
     if HAS_RES:
-        acc += tl.load(RES + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(OUT + at, acc.to(OUT.dtype.element_ty), mask=inside)
+        acc += tl.load(RES + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(OUT + offsets, acc.to(OUT.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -85,11 +85,11 @@ def outer_dproject_kernel(
     j_in, n_in = j < R, n < N
     inside = j_in[:, None] & n_in[None, :]
     pair = (b * rows + i) * R + j
-    at = pair[:, None] * N + n[None, :]
-    dout = tl.load(DOUT + at, mask=inside, other=0.0).to(tl.float32)
+    offsets = pair[:, None] * N + n[None, :]
+    dout = tl.load(DOUT + offsets, mask=inside, other=0.0).to(tl.float32)
     dout /= tl.load(NORM + pair, mask=j_in, other=1.0)[:, None]
     scaled = dout.to(DSCALED.dtype.element_ty)
-    tl.store(DSCALED + at, scaled, mask=inside)
+    tl.store(DSCALED + offsets, scaled, mask=inside)
     program = (b * rows + i) * tl.num_programs(0) + tl.program_id(0)
     tl.store(PARTIAL + program * N + n, tl.sum(dout, 0), mask=n_in)
     width = R * E
@@ -119,8 +119,10 @@ def outer_dw_kernel(
         for first in range(0, R, BLOCK_J):
             j = first + tl.arange(0, BLOCK_J)
             j_in = j < R
-            at = (bi64 * E + c0 + ce // E)[None, :] * width + j[:, None] * E + (ce % E)[None, :]
-            a = tl.load(OUTER + at, mask=j_in[:, None], other=0.0)
+            offsets = (
+                (bi64 * E + c0 + ce // E)[None, :] * width + j[:, None] * E + (ce % E)[None, :]
+            )
+            a = tl.load(OUTER + offsets, mask=j_in[:, None], other=0.0)
             d = tl.load(DSCALED + (bi64 * R + j)[:, None] * N + n[None, :],
                         mask=j_in[:, None] & n_in[None, :], other=0.0)  # fmt: skip
             acc = tl.dot(tl.trans(a), d, acc, input_precision=PRECISION)

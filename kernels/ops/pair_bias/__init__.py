@@ -1,1 +1,1 @@
-"""The attention bias made from the pairs: `pair_bias`."""
+"""The attention bias from the pairs: `pair_bias`."""

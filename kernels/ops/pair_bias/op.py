@@ -1,4 +1,4 @@
-"""Attention bias made from the pairs: norm and a projection to one number a head, heads first.
+"""The attention bias from the pairs: norm and a projection to one number a head, heads first.
 
 Letters: M = B * L * L pairs, C channels, H heads, L residues.
 """
@@ -77,7 +77,7 @@ class _PairBias(Operator, name="pair_bias"):
 
 
 def pair_bias_fits(z: Tensor, weight: Tensor) -> bool:
-    """Whether the fused op takes these pairs `[B, I, J, C]` and this weight `[H, C]`."""
+    """True if the fused op takes these pairs `[B, I, J, C]` and this weight `[H, C]`."""
     return z.dim() == 4 and z.numel() > 0 and z.dtype is not torch.float64 and usable(z, weight)
 
 
@@ -89,7 +89,7 @@ def pair_bias_with_input(
     eps: float = 1e-5,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """As `pair_bias`, and z: used instead of z from here on, it saves adding two gradients."""
+    """`pair_bias`, and z for later uses, which saves adding two gradients."""
     if not launchable(z):
         return pair_bias(z, norm_weight, norm_bias, weight, eps, scale), z
     options = eps, scale, compute_dtype(z)

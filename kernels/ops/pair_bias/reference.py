@@ -1,4 +1,4 @@
-"""`pair_bias`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`pair_bias` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 """Backward kernels of the attention bias; the forward one is `norm_rows_kernel` of runtime.
 
-The product has one short axis, so the gradients of the projection, of the norm and of
-the pairs all fit one pass over the pairs.
+The product has a short axis, so one pass over the pairs computes the gradients of the
+projection, of the norm and of the pairs.
 
 Letters: M = B * L * L pairs, C channels, H heads, L residues.
 """
@@ -24,8 +24,8 @@ def heads_last_kernel(
     h = tl.arange(0, BLOCK_H)
     row_in = rows < M
     h64 = h.to(tl.int64)[None, :]
-    at = (rows // size).to(tl.int64) * H * size + pair_offset(rows, length, size, TRANSPOSE)
-    x = tl.load(SOURCE + at[:, None] + h64 * size,
+    offsets = (rows // size).to(tl.int64) * H * size + pair_offset(rows, length, size, TRANSPOSE)
+    x = tl.load(SOURCE + offsets[:, None] + h64 * size,
                 mask=row_in[:, None] & (h < H)[None, :], other=0.0)  # fmt: skip
     to = TO + rows.to(tl.int64)[:, None] * ts_m + h[None, :]
     tl.store(to, x.to(TO.dtype.element_ty), mask=row_in[:, None] & (h < WIDTH)[None, :])
@@ -56,15 +56,15 @@ def pair_norm_backward_kernel(
         rows = tile_ * BLOCK_M + tl.arange(0, BLOCK_M)
         row_in = rows < M
         inside = row_in[:, None] & c_in[None, :]
-        flat = rows.to(tl.int64)[:, None] * C + c[None, :]
-        z = tl.load(Z + flat, mask=inside, other=0.0).to(tl.float32)
-        at = (rows // size).to(tl.int64) * H * size + rows % size
-        d = tl.load(DBIAS + at[:, None] + h.to(tl.int64)[None, :] * size,
+        pair_offsets = rows.to(tl.int64)[:, None] * C + c[None, :]
+        z = tl.load(Z + pair_offsets, mask=inside, other=0.0).to(tl.float32)
+        offsets = (rows // size).to(tl.int64) * H * size + rows % size
+        d = tl.load(DBIAS + offsets[:, None] + h.to(tl.int64)[None, :] * size,
                     mask=row_in[:, None] & h_in[None, :], other=0.0)  # fmt: skip
         d = (d.to(tl.float32) * scale).to(w.dtype)
         mean = tl.load(STATS + rows, mask=row_in, other=0.0)
         rstd = tl.load(STATS + M + rows, mask=row_in, other=0.0)
-        xhat = (z - mean[:, None]) * rstd[:, None]  # times 0 in what is not inside
+        xhat = (z - mean[:, None]) * rstd[:, None]  # multiplied by 0 outside
         sum_d += d.to(tl.float32)
         dw = tl.dot(tl.trans(d), xhat.to(w.dtype), dw, input_precision=PRECISION)
         g = tl.dot(d, weighted, input_precision=PRECISION)
@@ -72,8 +72,8 @@ def pair_norm_backward_kernel(
         mean_gx = tl.sum(g * xhat, 1) / C
         dz = rstd[:, None] * (g - mean_g[:, None] - xhat * mean_gx[:, None])
         if HAS_RES:
-            dz += tl.load(RES + flat, mask=inside, other=0.0).to(tl.float32)
-        tl.store(DZ + flat, dz.to(DZ.dtype.element_ty), mask=inside)
+            dz += tl.load(RES + pair_offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.store(DZ + pair_offsets, dz.to(DZ.dtype.element_ty), mask=inside)
     beta = tl.load(BETA + c, mask=c_in, other=0.0).to(tl.float32)
     total = tl.sum(sum_d, 0)[:, None]
     of_w = tl.load(W + h[:, None] * C + c[None, :], mask=w_in, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""softmax(x + mask bias + pair bias) with the bias gradient, for code that keeps its own logits.
+"""softmax(x + mask bias + pair bias) with the bias gradient, for code with its own logits.
 
 Letters: B batch, R rows that attend, H heads, Q queries, K keys.
 """
@@ -21,20 +21,17 @@ MAX_KEYS = 4096
 
 
 def _grid(op: str, x: Tensor) -> tuple[tuple[int, int, int], int, dict[str, Any]]:
-    """Grid, rows a program walks over, and its tile."""
+    """Grid, rows of a program, and its compile-time arguments."""
     B, R, H, Q, K = x.shape
-    block = tile(op, K, torch.bfloat16)  # the same for float32: nothing is multiplied here
+    block = tile(op, K, torch.bfloat16)  # also for float32, without products
     block_k = padded(K)
     block_q = max(1, block.rows * 256 // block_k)
     lines = triton.cdiv(Q, block_q)
     splits = max(1, min(R, block.programs * sm_count(x) // (lines * B * H)))
     rows_each = triton.cdiv(R, splits)
     options = {
-        "BLOCK_Q": block_q,
-        "BLOCK_K": block_k,
-        "STAGES": block.stages,
-        "num_warps": block.warps,
-    }
+        "BLOCK_Q": block_q, "BLOCK_K": block_k, "STAGES": block.stages, "num_warps": block.warps,
+    }  # fmt: skip
     return (lines, B * H, triton.cdiv(R, rows_each)), rows_each, options
 
 

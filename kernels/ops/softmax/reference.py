@@ -1,4 +1,4 @@
-"""`masked_softmax`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`masked_softmax` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 

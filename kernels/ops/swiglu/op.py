@@ -1,7 +1,7 @@
 """The SwiGLU transition as one op: norm, two layers and their product, a third, mask, residual.
 
-As in the transition of AF2, the hidden layer is not kept: up to 128 channels the forward pass
-never writes it, and the backward pass rebuilds it.
+As in AF2's transition, the hidden layer is not saved: up to 128 channels the forward pass never
+writes it, and the backward pass recomputes it.
 
 Letters: M rows, C channels, N hidden channels.
 """
@@ -33,29 +33,29 @@ from evofeed.kernels.runtime.projection import (
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
-WIDE = 256  # channels from which the products are cuBLAS's, as in `transition`
-MOST = 1024  # channels that a row of the norm's kernel holds
+WIDE = 256  # channels from which cuBLAS computes the products, as in `transition`
+MAX_CHANNELS = 1024  # of a row of the norm's kernel
 ROWS, COLUMNS = 16, 256  # of a tile of the hidden layer
 
 
-def _launch(kernel: Any, layers: Tensor, hidden: Tensor, *more: Tensor) -> None:
+def _launch(kernel: Any, layers: Tensor, hidden: Tensor, *outputs: Tensor) -> None:
     M, N = hidden.shape
     columns = min(COLUMNS, padded(N))
     launch(
-        kernel, (triton.cdiv(M, ROWS), triton.cdiv(N, columns)), (layers, hidden, *more, M, N),
+        kernel, (triton.cdiv(M, ROWS), triton.cdiv(N, columns)), (layers, hidden, *outputs, M, N),
         {"BLOCK_M": ROWS, "BLOCK_N": columns, "THIRD": layers.shape[1] == 3 * N, "num_warps": 4},
     )  # fmt: skip
 
 
 def hidden_of(layers: Tensor, N: int) -> Tensor:
-    """`[M, N]`, the product of `[M, 2N or 3N]` layers, the first one's silu taken."""
+    """`[M, N]`, the product of `[M, 2N or 3N]` layers, with silu of the first."""
     hidden = torch.empty((layers.shape[0], N), dtype=layers.dtype, device=layers.device)
     _launch(swiglu_kernel, layers, hidden)
     return hidden
 
 
 def layers_grad(layers: Tensor, dhidden: Tensor) -> Tensor:
-    """The gradient of the layers, while that of the hidden one becomes the hidden layer again."""
+    """The gradient of the layers; `dhidden` is overwritten by the hidden layer."""
     dlayers = torch.empty_like(layers)
     _launch(swiglu_grad_kernel, layers, dhidden, dlayers)
     return dlayers
@@ -102,7 +102,7 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
             dy = dout
             if rows is not None or dout.dtype is not dtype:
                 dy, _ = scaled(dout, dtype, mask=rows)
-            hidden = project(dy, wo.t())  # its gradient, until the next line
+            hidden = project(dy, wo.t())  # the hidden layer's gradient until the next line
             dab = layers_grad(project(normed, packed), hidden)
             dwo = weight_grad(dy, hidden)
             del hidden
@@ -116,9 +116,9 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
 
 
 def swiglu_transition_fits(x: Tensor, weights: SwigluWeights) -> bool:
-    """Whether the fused op takes this input: a multiple of 8 channels, 16 to 1024."""
+    """True if the fused op takes this input: a multiple of 8 channels, 16 to 1024."""
     C = x.shape[-1]
-    return C % 8 == 0 and 16 <= C <= MOST and weights.readable(x)
+    return C % 8 == 0 and 16 <= C <= MAX_CHANNELS and weights.readable(x)
 
 
 @falls_back_to(reference.swiglu_transition)
@@ -134,5 +134,5 @@ def swiglu_transition(
     if not (swiglu_transition_fits(x, weights) and launchable(x, weights.gate, mask)):
         return None
     options = eps, residual, compute_dtype(x)
-    mask = None if mask is None else mask.contiguous()  # one that is broadcast has no rows
+    mask = None if mask is None else mask.contiguous()  # a broadcast mask has no rows
     return _SwigluTransition.apply(options, x.contiguous(), mask, *weights.tensors())

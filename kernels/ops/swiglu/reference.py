@@ -1,4 +1,4 @@
-"""`swiglu_transition`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`swiglu_transition` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def swiglu_transition(
         x: `[..., C]`.
         weights: the parameters, no biases.
         mask: `[...]` factor of the update, or None.
-        residual: whether x is added.
+        residual: True to add x.
         eps: of the norm.
     """
     w = weights

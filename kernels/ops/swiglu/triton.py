@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""The hidden layer of a SwiGLU transition, and the gradients of what it is made of.
+"""The hidden layer of a SwiGLU transition, and the gradients of its layers.
 
 Letters: M rows, N hidden channels.
 """
@@ -30,16 +30,16 @@ def swiglu_grad_kernel(
     LAYERS, DHIDDEN, DLAYERS, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, THIRD: tl.constexpr,
 ):  # fmt: skip
-    """DLAYERS, while the hidden layer's gradient becomes the hidden layer again."""
+    """DLAYERS; DHIDDEN is overwritten by the hidden layer."""
     rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = (rows < M)[:, None] & (n < N)[None, :]
     first = rows[:, None] * ((3 if THIRD else 2) * N) + n[None, :]
     from_a, to_a = LAYERS + first, DLAYERS + first
-    at = DHIDDEN + rows[:, None] * N + n[None, :]
+    to_hidden = DHIDDEN + rows[:, None] * N + n[None, :]
     a = tl.load(from_a, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(from_a + N, mask=inside, other=0.0).to(tl.float32)
-    d = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(to_hidden, mask=inside, other=0.0).to(tl.float32)
     kind = DLAYERS.dtype.element_ty
     sig = tl.sigmoid(a)
     silu = a * sig
@@ -51,4 +51,4 @@ def swiglu_grad_kernel(
         d *= e
     tl.store(to_a, (d * b * (sig + silu * (1.0 - sig))).to(kind), mask=inside)
     tl.store(to_a + N, (d * silu).to(kind), mask=inside)
-    tl.store(at, hidden.to(DHIDDEN.dtype.element_ty), mask=inside)
+    tl.store(to_hidden, hidden.to(DHIDDEN.dtype.element_ty), mask=inside)

@@ -1,7 +1,7 @@
 """The transition of the MSA and of the pairs as one op: norm, two layers, mask, residual.
 
-The hidden layer (four times as wide) is not kept: up to 128 channels the forward pass
-never writes it, and the backward pass rebuilds it.
+The hidden layer (four times as wide) is not saved: up to 128 channels the forward pass
+never writes it, and the backward pass recomputes it.
 
 Letters: M rows, C channels, N hidden channels.
 """
@@ -34,7 +34,7 @@ from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
-WIDE = 256  # channels from which two products and a sum beat one kernel: 430 against 600 us
+WIDE = 256  # channels from which two products and a sum are faster than a kernel: 430 to 600 us
 
 
 class _Transition(Operator, name="transition"):
@@ -65,11 +65,11 @@ class _Transition(Operator, name="transition"):
     def backward(tensors: Tensors, eps: float, residual: bool, dtype: torch.dtype) -> Results:
         dout, x, mask, gamma, beta, b1, w1, w2, stats, normed = tensors
         C = x.shape[-1]
-        # dout is summed for the last bias here, else by the norm, which reads dout too
-        own_sums = mask is not None or not residual or dout.dtype is not dtype
+        # dout is summed for the last bias here, or by the norm, which reads it too
+        sums_here = mask is not None or not residual or dout.dtype is not dtype
         mask = None if mask is None else mask.reshape(-1)
         flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
-        dy, *out_sums = scaled(dout, dtype, mask=mask) if own_sums else (dout,)
+        dy, *out_sums = scaled(dout, dtype, mask=mask) if sums_here else (dout,)
         if normed is None:
             normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
         if hopper.fits(normed, w1):
@@ -83,14 +83,23 @@ class _Transition(Operator, name="transition"):
         del normed
         dx, norm_sums = norm_rows_grad(
             project(dhidden, w1.t()), flat, stats, gamma, beta, dout if residual else None,
-            residual_sum=not own_sums,
+            residual_sum=not sums_here,
         )  # fmt: skip
         parts = [norm_sums, hidden_sums, *out_sums]
         of_norm, db1, *rest = column_sums([*parts, *of_weights], gamma.dtype)
         if of_weights:
             *rest, dw1, dw2 = *rest[:-2], rest[-2].view(w1.shape), rest[-1].view(w2.shape)
         dgamma, dbeta, *last = torch.split(of_norm, C)
-        return [dx.view(x.shape), None, dgamma, dbeta, dw1, db1, dw2, *(rest if own_sums else last)]
+        return [
+            dx.view(x.shape),
+            None,
+            dgamma,
+            dbeta,
+            dw1,
+            db1,
+            dw2,
+            *(rest if sums_here else last),
+        ]
 
 
 def relu_grad(dy: Tensor, w: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +124,7 @@ def relu_grad(dy: Tensor, w: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def transition_fits(x: Tensor, weights: TransitionWeights) -> bool:
-    """Whether the fused op takes this input: a power of two of up to 256 channels."""
+    """True if the fused op takes this input: a power of two of up to 256 channels."""
     C = x.shape[-1]
     return C & (C - 1) == 0 and 16 <= C <= 256 and weights.readable(x)
 
@@ -130,5 +139,5 @@ def transition(
     if not (transition_fits(x, weights) and launchable(x, weights.w1, mask)):
         return None
     options = eps, residual, compute_dtype(x)
-    mask = None if mask is None else mask.contiguous()  # one that is broadcast has no rows
+    mask = None if mask is None else mask.contiguous()  # a broadcast mask has no rows
     return _Transition.apply(options, x.contiguous(), mask, *weights.tensors())

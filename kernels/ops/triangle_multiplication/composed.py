@@ -1,6 +1,6 @@
-"""A triangle multiplication's ends with every product by cuBLAS and kernels between them.
+"""Input and output of a triangle multiplication with cuBLAS products and kernels between them.
 
-For 256 channels, of which fused ends spill registers and take minutes to compile in float32.
+For 256 channels, where fused kernels spill registers and take minutes to compile in float32.
 Everything between two products is one kernel.
 
 Letters: M = B * R * R pairs, C channels of the pair representation, E hidden channels.
@@ -23,7 +23,7 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import Drop, norm_rows, padded, project
 from evofeed.kernels.runtime.tiles import tile
 
-AT_ONCE = 1 << 18  # pairs whose projections are held at once in the forward pass
+CHUNK = 1 << 18  # pairs whose projections are in memory together in the forward pass
 
 
 def run_in(
@@ -33,10 +33,10 @@ def run_in(
     """Fills a and b `[2, E * B, R, R]`; returns the normalised pairs and their statistics."""
     E, M = bias.numel() // 4, mask.numel()
     normed, stats, _ = norm_rows(z.view(M, -1), gamma, beta, eps, ab.dtype)
-    rows, columns, warps = _part("columns", E, ab.dtype)
-    for first in range(0, M, AT_ONCE):
-        some = normed[first : first + AT_ONCE]
-        p, count = project(some, weight[: 4 * E]), some.shape[0]
+    rows, columns, warps = _tile("columns", E, ab.dtype)
+    for first in range(0, M, CHUNK):
+        chunk = normed[first : first + CHUNK]
+        p, count = project(chunk, weight[: 4 * E]), chunk.shape[0]
         launch(
             gated_columns_kernel,
             (triton.cdiv(count, rows) * 2 * triton.cdiv(E, columns),),
@@ -46,24 +46,24 @@ def run_in(
     return normed, stats
 
 
-def _part(name: str, E: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Rows, channels and warps of a program that moves a tile between the two orders."""
-    chosen = tile(f"triangle_{name}", E, torch.bfloat16)
-    return chosen.rows, min(chosen.columns, padded(E)), chosen.warps
+def _tile(name: str, E: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Rows, channels and warps of a program that transposes a tile."""
+    choice = tile(f"triangle_{name}", E, torch.bfloat16)
+    return choice.rows, min(choice.columns, padded(E)), choice.warps
 
 
 def _norm_columns(
     xt: Tensor, gamma: Tensor, beta: Tensor, M: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Normalised rows `[M, E]` of what is channels first, and statistics."""
+    """Normalised rows `[M, E]` of xt, which is channels first, and their statistics."""
     E = gamma.numel()
     normed = torch.empty((M, E), dtype=xt.dtype, device=xt.device)
     stats = torch.empty((2, M), dtype=torch.float32, device=xt.device)
-    chosen = tile("triangle_norm", E, torch.bfloat16)
+    choice = tile("triangle_norm", E, torch.bfloat16)
     launch(
-        norm_columns_kernel, (triton.cdiv(M, chosen.rows),),
+        norm_columns_kernel, (triton.cdiv(M, choice.rows),),
         (xt, gamma, beta, normed, stats, M, E, eps),
-        {"BLOCK_M": chosen.rows, "BLOCK_E": padded(E), "num_warps": chosen.warps},
+        {"BLOCK_M": choice.rows, "BLOCK_E": padded(E), "num_warps": choice.warps},
     )  # fmt: skip
     return normed, stats
 
@@ -85,9 +85,9 @@ def run_out_grad(
     dout: Tensor, xt: Tensor, gamma: Tensor, beta: Tensor, wz: Tensor, bz: Tensor, gate: Tensor,
     bg: Tensor, drop: Drop, dxt: Tensor, eps: float,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """Fills dxt, and turns the gate before its sigmoid and bias `[M, C]` into its gradient.
+    """Fills dxt, and replaces the gate before its sigmoid and bias `[M, C]` by its gradient.
 
-    Returns the gradient of wz, and parts of the sums of those of both norm weights (2E) and of
+    Returns the gradient of wz, and partial sums of the gradients of both norm weights (2E) and of
     both biases (2C).
     """
     M, E = dout.shape[0], gamma.numel()
@@ -96,23 +96,23 @@ def run_out_grad(
     of_rows = gated_grads(dout, y, gate, y, y_bias=bz, gate_bias=bg, drop=drop)
     dwz = torch.mm(y.t(), normed)
     torch.mm(wz.t(), y.t(), out=dxt.view(E, M))  # of the norm's result, channels first
-    chosen = tile("triangle_norm_grad", E, torch.bfloat16)
-    programs = triton.cdiv(M, chosen.rows)
+    choice = tile("triangle_norm_grad", E, torch.bfloat16)
+    programs = triton.cdiv(M, choice.rows)
     of_norm = torch.empty((programs, 2 * E), dtype=torch.float32, device=xt.device)
     launch(
         norm_columns_grad_kernel, (programs,), (dxt, xt, stats, gamma, of_norm, M, E),
-        {"BLOCK_M": chosen.rows, "BLOCK_E": padded(E), "num_warps": chosen.warps},
+        {"BLOCK_M": choice.rows, "BLOCK_E": padded(E), "num_warps": choice.warps},
     )  # fmt: skip
     return dwz, [of_norm, of_rows]
 
 
 def run_in_grad(projected: Tensor, bias: Tensor, mask: Tensor, dab: Tensor) -> Tensor:
-    """Turns the first 4E columns, before their bias, into their gradient from dab.
+    """Replaces the first 4E columns, before their bias, by their gradient, from dab.
 
-    Returns parts of the sums of these columns.
+    Returns partial sums of these columns.
     """
     E, M = bias.numel() // 4, mask.numel()
-    rows, columns, warps = _part("columns_grad", E, dab.dtype)
+    rows, columns, warps = _tile("columns_grad", E, dab.dtype)
     tiles = triton.cdiv(M, rows)
     partial = torch.empty((tiles, 4 * E), dtype=torch.float32, device=dab.device)
     launch(

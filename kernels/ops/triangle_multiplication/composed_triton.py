@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""What happens between the products of a triangle multiplication when cuBLAS makes all of them.
+"""Kernels between the products of a triangle multiplication when cuBLAS computes all of them.
 
-Gates, norms over channels first, and their gradients: each kernel reads and writes everything
+Gates, norms of channels-first tensors, and their gradients: each kernel reads and writes its data
 once. Letters: M = B * R * R pairs, C channels of the pair representation, E hidden channels.
 """
 
@@ -11,15 +11,15 @@ from evofeed.kernels.runtime.projection_kernels import load_normalised
 
 @triton.jit
 def _projection_and_gate(P, BIAS, rows, row_in, half, e, E, p_m):
-    """Where both are in P `[M, 4E]`, and what they are; P holds a's, a's gate, b's, b's gate."""
+    """Pointers to both in P `[M, 4E]`, and their values; P is a, a's gate, b, b's gate."""
     n = half * 2 * E + e
-    at = (P + rows.to(tl.int64)[:, None] * p_m) + n[None, :]
+    pointers = (P + rows.to(tl.int64)[:, None] * p_m) + n[None, :]
     inside = row_in[:, None] & (e < E)[None, :]
-    p = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(at + E, mask=inside, other=0.0).to(tl.float32)
+    p = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(pointers + E, mask=inside, other=0.0).to(tl.float32)
     p += tl.load(BIAS + n, mask=e < E, other=0.0).to(tl.float32)[None, :]
     g += tl.load(BIAS + n + E, mask=e < E, other=0.0).to(tl.float32)[None, :]
-    return at, inside, p, g
+    return pointers, inside, p, g
 
 
 @triton.jit
@@ -43,22 +43,22 @@ def gated_columns_kernel(
 def gated_columns_grad_kernel(
     P, BIAS, MASK, DAB, PARTIAL, M, E, p_m, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """P becomes its gradient, from DAB `[2, E, M]`; PARTIAL `[tiles, 4E]`: sums of its rows."""
+    """Replaces P by its gradient, from DAB `[2, E, M]`; PARTIAL `[tiles, 4E]`: sums of its rows."""
     parts = tl.cdiv(E, BLOCK_E)
     tile, part = tl.program_id(0) // (2 * parts), tl.program_id(0) % (2 * parts)
     half = part // parts
     e = (part - half * parts) * BLOCK_E + tl.arange(0, BLOCK_E)
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row_in = rows < M
-    at, inside, p, g = _projection_and_gate(P, BIAS, rows, row_in, half, e, E, p_m)
+    pointers, inside, p, g = _projection_and_gate(P, BIAS, rows, row_in, half, e, E, p_m)
     mask = tl.load(MASK + rows, mask=row_in, other=0.0).to(tl.float32)
-    found = (DAB + (half * E + e).to(tl.int64)[None, :] * M) + rows[:, None]
-    dy = tl.load(found, mask=inside, other=0.0).to(tl.float32) * mask[:, None]
+    from_ab = (DAB + (half * E + e).to(tl.int64)[None, :] * M) + rows[:, None]
+    dy = tl.load(from_ab, mask=inside, other=0.0).to(tl.float32) * mask[:, None]
     sig = tl.sigmoid(g)
     dp = dy * sig
     dg = dp * p * (1.0 - sig)
-    tl.store(at, dp.to(P.dtype.element_ty), mask=inside)
-    tl.store(at + E, dg.to(P.dtype.element_ty), mask=inside)
+    tl.store(pointers, dp.to(P.dtype.element_ty), mask=inside)
+    tl.store(pointers + E, dg.to(P.dtype.element_ty), mask=inside)
     sums = PARTIAL + tile.to(tl.int64) * 4 * E + half * 2 * E + e
     tl.store(sums, tl.sum(dp, 0), mask=e < E)
     tl.store(sums + E, tl.sum(dg, 0), mask=e < E)
@@ -83,7 +83,7 @@ def norm_columns_kernel(
 def norm_columns_grad_kernel(
     DY, XT, STATS, GAMMA, PARTIAL, M, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """DY becomes the gradient of X, both `[E, M]`.
+    """Replaces DY by the gradient of X, both `[E, M]`.
 
     PARTIAL `[programs, 2E]`: sums for GAMMA and the offset.
     """

@@ -1,4 +1,4 @@
-"""Both sides of the product from the pairs, the product, which is cuBLAS's, and its end.
+"""Launches for both factors of the product, the product by cuBLAS, and the output.
 
 Letters: B batch, R residues, I x J any part of the pairs, M of them, C pair channels, E hidden
 channels.
@@ -25,14 +25,14 @@ from evofeed.kernels.runtime.projection import Drop, pack, padded, precision, we
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
 
-COMPOSED = 256  # channels from which cuBLAS makes the projections
+COMPOSED = 256  # channels from which cuBLAS computes the projections
 
 
 def run(
     kernel: Any, op: str, args: tuple[Any, ...], sizes: tuple[int, int, int], dtype: torch.dtype,
     more: tuple[Any, ...] = (), **meta: bool,
 ) -> None:  # fmt: skip
-    """Launches one of the four kernels; those of the output hold all of E."""
+    """Launches one of the four kernels; those of the output hold all E channels."""
     M, C, E = sizes
     block = tile(op, C, dtype)
     if op.startswith("triangle_out"):
@@ -47,7 +47,7 @@ def run(
 
 
 def programs_of(op: str, sizes: tuple[int, int, int], dtype: torch.dtype) -> int:
-    """How many programs share the pairs."""
+    """Number of programs that share the pairs."""
     programs: int = triton.cdiv(sizes[0], tile(op, sizes[1], dtype).rows)
     return programs
 
@@ -59,7 +59,7 @@ def product(ab: Tensor, outgoing: bool) -> Tensor:
 
 
 def product_grads(dxt: Tensor, ab: Tensor, outgoing: bool) -> Tensor:
-    """The gradient of `ab` from that of its product."""
+    """The gradient of `ab` from the gradient of its product."""
     a, b = ab
     dab = torch.empty_like(ab)
     if outgoing:  # x_ij = sum_k a_ik b_jk
@@ -76,7 +76,7 @@ def run_out_grad(
     gamma_z: Tensor, beta_z: Tensor, wg: Tensor, bg: Tensor, eps: float, drop: Drop,
     dxt: Tensor, dgate: Tensor, dtype: torch.dtype, sums_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `hopper.run_out_grad`."""
+    """The same as `hopper.run_out_grad`."""
     (M, C), E = dout.shape, wz.shape[1]
     dy = torch.empty((M, C), dtype=dtype, device=z.device)
     normed = torch.empty((M, E), dtype=dtype, device=z.device)
@@ -94,7 +94,7 @@ def run_out_grad(
 
 
 def packed_weights(w: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Weights of what is made of the normalised pairs, and the biases of all but the gate."""
+    """Weights of the layers of the normalised pairs, and their biases except the output gate's."""
     weights = pack([w.a_p, w.a_g, w.b_p, w.b_g, w.g], dtype)
     return weights, pack([w.a_p_bias, w.a_g_bias, w.b_p_bias, w.b_g_bias], w.a_p_bias.dtype)
 
@@ -103,14 +103,14 @@ def project(
     z: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, ab: Tensor,
     stats: Tensor, eps: float,
 ) -> Tensor | None:  # fmt: skip
-    """Fills a and b and the statistics of z; returns the normalised pairs where they are made."""
+    """Fills a, b and the statistics of z; returns the normalised pairs where they are written."""
     C, E = z.shape[-1], bias.numel() // 4
     if hopper.projects(z, E, ab.dtype):
         hopper.run_in(z, gamma, beta, weight, bias, mask, ab, stats, eps)
         return None
     if by_cublas(C, E):
-        normed, found = composed.run_in(z, gamma, beta, weight, bias, mask, ab, eps)
-        stats.copy_(found)
+        normed, z_stats = composed.run_in(z, gamma, beta, weight, bias, mask, ab, eps)
+        stats.copy_(z_stats)
         return normed
     run(
         triangle_in_kernel, "triangle_in", (z, gamma, beta, weight, bias, mask, ab, stats),
@@ -120,16 +120,16 @@ def project(
 
 
 def by_cublas(C: int, E: int) -> bool:
-    """Whether cuBLAS makes the projections too: wide tiles spill registers."""
+    """True if cuBLAS computes the projections too, because wide tiles spill registers."""
     return max(C, E) >= COMPOSED
 
 
 def triangle_projections(
     z: Tensor, weights: TriangleWeights, *, mask: Tensor, eps: float = 1e-5
 ) -> Tensor:
-    """Both sides of the product, `[2, E, B, I, J]`, of any part of the pairs; they must fit.
+    """Both factors of the product, `[2, E, B, I, J]`, of any part of the pairs, which must fit.
 
-    Without a gradient: what `triangle_multiplication` gives a `Product`.
+    Without a gradient: the input that `triangle_multiplication` passes to a `Product`.
 
     Args:
         z: `[B, I, J, C]`.

@@ -1,7 +1,7 @@
 """Triangle multiplication as one op: norm, gated projections, product, norm, gate, residual.
 
 Saved for the backward pass: the pairs z, the projections a and b, channels first, and their
-product where it is small (rebuilt, it takes 18 us at 256 residues). The gates are rebuilt.
+product where it is small (it takes 18 us at 256 residues). The gates are recomputed.
 
 Letters: B batch, R residues, M = B * R * R pairs, C pair channels, E hidden channels.
 """
@@ -40,17 +40,17 @@ from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 
 class Product(Protocol):
-    """The product over k of pairs that several GPUs have rows of."""
+    """The product over k of pairs whose rows are sharded over GPUs."""
 
     def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
-        """Its rows `[E, B, I, R]` from those of a and b `[2, E, B, I, R]`, and what to keep."""
+        """Rows `[E, B, I, R]` from those of a and b `[2, E, B, I, R]`, and tensors to save."""
 
-    def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
-        """The gradient of `ab` from that of the product and what was kept."""
+    def gradient(self, dproduct: Tensor, saved: list[Tensor], outgoing: bool) -> Tensor:
+        """The gradient of `ab` from that of the product and the saved tensors."""
 
 
 class _Plan(NamedTuple):
-    """What is no tensor of one call."""
+    """Options of one call."""
 
     outgoing: bool
     residual: bool
@@ -65,7 +65,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
 
     @staticmethod
     def forward(tensors: Tensors, *options: Any, others: Product | None = None) -> Results:
-        """Of rows of pairs with `others`, whose product and what it keeps lie behind the rest."""
+        """With `others` z has some rows of the pairs; the product's saved tensors come last."""
         plan = _Plan(*options)
         z, mask, drop_mask, *weights = tensors
         w: Any = TriangleWeights(*weights)
@@ -83,11 +83,11 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         normed = project(z, *norm_in, packed_w, packed_b, mask, ab, stats[0], plan.eps)
         if others is None:
             xt = product(ab, plan.outgoing)
-            kept = [ab, xt if keeps(xt.shape, plan.dtype) else None]
+            saved = [ab, xt if keeps(xt.shape, plan.dtype) else None]
         else:
-            xt, seen = others(ab.view(2, E, B, R, N), plan.outgoing)
-            kept = [xt, *seen]
-        del ab  # nobody may want it any more
+            xt, product_saved = others(ab.view(2, E, B, R, N), plan.outgoing)
+            saved = [xt, *product_saved]
+        del ab  # it may be unused from here on
         out = torch.empty_like(z)
         if normed is not None:
             stats[1] = composed.run_out(
@@ -107,14 +107,14 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 sizes, plan.dtype, (plan.eps, *drop.strides()),
                 HAS_DROP=drop_mask is not None, HAS_RES=plan.residual,
             )  # fmt: skip
-        return [out, packed_w, packed_b, wz, stats, *kept]
+        return [out, packed_w, packed_b, wz, stats, *saved]
 
     @staticmethod
     def backward(tensors: Tensors, *options: Any, others: Product | None = None) -> Results:
         plan = _Plan(*options)
         (
             dout, z, mask, drop_mask, gamma_in, beta_in, gamma_out, beta_out, z_bias, g_bias,
-            packed_w, packed_b, wz, stats, *kept,
+            packed_w, packed_b, wz, stats, *saved,
         ) = tensors  # fmt: skip
         drop = Drop(drop_mask, (z.shape[1], z.shape[2]), plan.drop_columnwise)
         C, E = wz.shape
@@ -130,10 +130,10 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
             normed = torch.empty_like(flat, dtype=plan.dtype)
             dpacked = torch.empty((M, 4 * E + C), dtype=plan.dtype, device=z.device)
         if others is None:
-            ab, xt = kept
+            ab, xt = saved
             xt = product(ab, plan.outgoing) if xt is None else xt
         else:
-            xt = kept[0]
+            xt = saved[0]
         dxt = torch.empty_like(xt)
         if in_parts:
             dwz, parts = composed.run_out_grad(
@@ -156,7 +156,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         if others is None:
             dab = product_grads(dxt, ab, plan.outgoing)
         else:
-            dab = others.gradient(dxt, kept[1:], plan.outgoing)
+            dab = others.gradient(dxt, saved[1:], plan.outgoing)
         if in_parts:
             in_sums = composed.run_in_grad(dpacked, packed_b, mask, dab)
         elif on_hopper:
@@ -188,10 +188,9 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
 def triangle_multiplication_fits(
     z: Tensor, weights: TriangleWeights, *, rows: bool = False
 ) -> bool:
-    """Whether the fused op takes this input: powers of two of 16 to 256 channels.
+    """True if the fused op takes this input: powers of two of 16 to 256 channels.
 
-    Where cuEquivariance is installed, 384 and 512 too. With `rows` z need not be square, but some
-    rows of something square.
+    With cuEquivariance installed, 384 and 512 too. With `rows` z may be some rows of square pairs.
     """
     C, E = z.shape[-1], weights.a_p.shape[0]
     powers = all(n & (n - 1) == 0 and 16 <= n <= 256 for n in (C, E))
@@ -204,9 +203,9 @@ def fused_triangle_multiplication(
     z: Tensor, weights: TriangleWeights, *, outgoing: bool, mask: Tensor | None, residual: bool,
     drop_mask: Tensor | None, drop_columnwise: bool, eps: float, others: Product | None = None,
 ) -> FusedResult:  # fmt: skip
-    """`triangle_multiplication` where a kernel takes these.
+    """`triangle_multiplication`, or None where no kernel takes these.
 
-    With `others` z is some rows of the pairs, `[B, I, R, C]`: they know the other rows.
+    With `others` z has some rows of the pairs, `[B, I, R, C]`; `others` computes the product.
     """
     B, rows, R, C = z.shape
     check_shape("triangle_multiplication", "z", z, B, R if others is None else rows, R, C)

@@ -1,4 +1,4 @@
-"""`triangle_multiplication`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`triangle_multiplication` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def triangle_multiplication(
         weights: the parameters.
         outgoing: edges i->k, j->k (True) or k->i, k->j (False).
         mask: `[B, R, R]`, or None.
-        residual: whether z is added.
+        residual: True to add z.
         drop_mask: `[B, R, C]` shared along the first residue axis, scaled by 1/(1-p), or None.
         drop_columnwise: the dropout mask is shared along the second residue axis instead.
         eps: of both norms.
@@ -101,10 +101,10 @@ def _case(
     drop = 2 * draw.mask(batch, R, C) if masked else None
 
     def run(op: Op, pairs: Tensor, **w: Tensor) -> Tensor:
-        given = [None if t is None else t.to(pairs.dtype) for t in (mask, drop)]
+        masks = [None if t is None else t.to(pairs.dtype) for t in (mask, drop)]
         return op(
-            pairs, TriangleWeights(**w), outgoing=outgoing, mask=given[0], residual=masked,
-            drop_mask=given[1],
+            pairs, TriangleWeights(**w), outgoing=outgoing, mask=masks[0], residual=masked,
+            drop_mask=masks[1],
         )  # fmt: skip
 
     return Case({"pairs": draw(batch, R, R, C), **weights}, run)
@@ -118,7 +118,7 @@ CASES = Cases(
     },
     {
         "64 channels": lambda draw: _case(draw, 64, 64, masked=True, outgoing=False, batch=2),
-        # whose output channels are taken in parts
+        # with output channels in parts
         "256 channels": lambda draw: _case(
             replace(draw, residues=5), 256, 256, masked=True, outgoing=False
         ),

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""The two ends of a triangle multiplication; the product between them is a batched GEMM.
+"""Input and output of a triangle multiplication; the product between them is a batched GEMM.
 
 a, b and the product are channels first, `[C, M]`, so that the GEMM reads plain
-matrices and no transposing copy is ever made.
+matrices without a transposing copy.
 
 Letters: M = B * R * R pairs, C channels of the pair representation, E hidden channels.
 """
@@ -72,8 +72,8 @@ def triangle_in_grad_kernel(
         e = first - half * E + tl.arange(0, BLOCK_E)
         p, g = _projection_and_gate(a, W, BIAS, half, e, c, c_in, C, E, PRECISION)
         inside = row_in[:, None] & (e < E)[None, :]
-        at = (DAB + (half * E + e).to(tl.int64)[None, :] * M) + rows[:, None]
-        dy = tl.load(at, mask=inside, other=0.0).to(tl.float32) * mask[:, None]
+        from_ab = (DAB + (half * E + e).to(tl.int64)[None, :] * M) + rows[:, None]
+        dy = tl.load(from_ab, mask=inside, other=0.0).to(tl.float32) * mask[:, None]
         sig = tl.sigmoid(g)
         to = (DP + rows.to(tl.int64)[:, None] * dp_m) + (half * 2 * E + e)[None, :]
         dp = (dy * sig).to(DP.dtype.element_ty)
@@ -122,8 +122,8 @@ def triangle_out_kernel(
         out = y * _gate(zn, WG, BG, n, k, C, PRECISION)
         inside = row_in[:, None] & n_in[None, :]
         if HAS_DROP:
-            at = drop_row(rows, drop_1, drop_2, drop_rows)
-            drop = tl.load(DROP + at[:, None] * C + n[None, :], mask=inside, other=0.0)
+            mask_rows = drop_row(rows, drop_1, drop_2, drop_rows)
+            drop = tl.load(DROP + mask_rows[:, None] * C + n[None, :], mask=inside, other=0.0)
             out *= drop.to(tl.float32)
         if HAS_RES:
             out += tl.load((Z + row_start) + n[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -137,7 +137,7 @@ def triangle_out_grad_kernel(
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_DROP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Backward of `triangle_out_kernel` up to the weights, both products rebuilt.
+    """Backward of `triangle_out_kernel` up to the weights; both products are recomputed.
 
     Writes the gradient of X (channels first), the normalised X (NORMED `[M, E]`), the
     gradients of the projection (DY `[M, C]`) and of the gate before its sigmoid (DGATE,
@@ -169,8 +169,8 @@ def triangle_out_grad_kernel(
         inside = row_in[:, None] & n_in[None, :]
         dout = tl.load((DOUT + row_start) + n[None, :], mask=inside, other=0.0).to(tl.float32)
         if HAS_DROP:
-            at = drop_row(rows, drop_1, drop_2, drop_rows)
-            drop = tl.load(DROP + at[:, None] * C + n[None, :], mask=inside, other=0.0)
+            mask_rows = drop_row(rows, drop_1, drop_2, drop_rows)
+            drop = tl.load(DROP + mask_rows[:, None] * C + n[None, :], mask=inside, other=0.0)
             dout *= drop.to(tl.float32)
         gate = _gate(zn, WG, BG, n, k, C, PRECISION)
         w = tl.load(WZ + n[:, None] * E + e[None, :], mask=n_in[:, None] & e_in[None, :], other=0.0)
@@ -198,9 +198,10 @@ def projection_sums_kernel(
     PARTIAL_W, PARTIAL, W, GAMMA, BETA, DW, SUMS, programs,
     C: tl.constexpr, E: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Adds up what the programs left, for one e; with G = x_hat^T dy and s the sums of dy
+    """Adds the programs' partial sums, for one e.
 
-    dW = G gamma + s beta, dgamma = sum_c W G and dbeta = sum_c W s.
+    With G = x_hat^T dy and s the sums of dy: dW = G gamma + s beta, dgamma = sum_c W G and
+    dbeta = sum_c W s.
     """
     e = tl.program_id(0)
     c = tl.arange(0, C)
@@ -208,9 +209,9 @@ def projection_sums_kernel(
     sum_y = tl.zeros([GROUP, C], tl.float32)
     for first in range(0, programs, GROUP):
         p = first + tl.arange(0, GROUP)
-        there = (p < programs)[:, None]
-        g += tl.load(PARTIAL_W + (p[:, None] * E + e) * C + c[None, :], mask=there, other=0.0)
-        sum_y += tl.load(PARTIAL + p[:, None] * 2 * C + c[None, :], mask=there, other=0.0)
+        p_in = (p < programs)[:, None]
+        g += tl.load(PARTIAL_W + (p[:, None] * E + e) * C + c[None, :], mask=p_in, other=0.0)
+        sum_y += tl.load(PARTIAL + p[:, None] * 2 * C + c[None, :], mask=p_in, other=0.0)
     total, total_y = tl.sum(g, 0), tl.sum(sum_y, 0)
     gamma, beta = tl.load(GAMMA + e).to(tl.float32), tl.load(BETA + e).to(tl.float32)
     w = tl.load(W + c * E + e).to(tl.float32)
@@ -224,6 +225,6 @@ def projection_sums_kernel(
         sums = tl.zeros([GROUP, C], tl.float32)
         for first in range(0, programs, GROUP):
             p = first + tl.arange(0, GROUP)
-            at = PARTIAL + p[:, None] * 2 * C + C + c[None, :]
-            sums += tl.load(at, mask=(p < programs)[:, None], other=0.0)
+            pointers = PARTIAL + p[:, None] * 2 * C + C + c[None, :]
+            sums += tl.load(pointers, mask=(p < programs)[:, None], other=0.0)
         tl.store(SUMS + 2 * E + C + c, tl.sum(sums, 0).to(kind))

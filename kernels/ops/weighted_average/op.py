@@ -1,9 +1,9 @@
-"""Average of an MSA's values with weights that the pairs give, as AF3's MSA module has it.
+"""AF3's pair-weighted averaging of an MSA's values as one op.
 
-Norm, values and gate, average, gated output as one op. Attention without queries and keys: all
-rows share their weights, so the average is one matrix product a head. It reads and writes values
-where the projections left them. The input, its statistics, the weights and the average are
-saved: values and gate are made again in the backward pass.
+Norm, values and gate, average, gated output: attention without queries and keys. All rows share
+their weights, so the average is one matrix product a head, in the layout of the projections. The
+input, its statistics, the weights and the average are saved; the backward pass recomputes values
+and gate.
 
 Letters: B batch, S sequences, N residues, C channels, H heads, D head width, K = H * D,
 M = B * S * N rows.
@@ -36,7 +36,7 @@ from evofeed.kernels.runtime.tiles import Tile, tile
 from evofeed.kernels.runtime.torch_library import Operator, Results, Tensors
 
 COLUMNS = {"average": 128, "shares_grad": 64}
-"""Columns of a kernel's tile: the head's numbers of as many sequences as make that many."""
+"""Columns of a kernel's tile: one head's numbers of several sequences."""
 
 
 class _WeightedAverage(Operator, name="weighted_average"):
@@ -82,7 +82,7 @@ class _WeightedAverage(Operator, name="weighted_average"):
 
 
 def block_of(H: int, K: int, name: str, dtype: torch.dtype) -> tuple[Tile, dict[str, int]]:
-    """The tile of a kernel, and what it says of heads: whole sequences as far as columns go."""
+    """The tile of a kernel, and its compile-time arguments."""
     block, D = tile(name, K, dtype), K // H
     return block, {
         "H": H, "D": D, "BLOCK_I": block.rows, "BLOCK_J": block.columns,
@@ -94,7 +94,7 @@ def block_of(H: int, K: int, name: str, dtype: torch.dtype) -> tuple[Tile, dict[
 def _average(
     shares: Tensor, x: Tensor, out: Tensor, shape: torch.Size, *, back: bool
 ) -> None:  # fmt: skip
-    """The first K columns of rows `out` from those of rows x; `back`: the adjoint."""
+    """Fills the first K columns of rows `out` from those of rows x; `back`: the adjoint."""
     (B, S, N, _), H = shape, shares.shape[1]
     K = min(x.shape[1], out.shape[1])
     block, sizes = block_of(H, K, "average", x.dtype)
@@ -111,20 +111,20 @@ def _shares_grad(do: Tensor, rows: Tensor, shape: torch.Size, H: int) -> Tensor:
     B, S, N, _ = shape
     block, sizes = block_of(H, do.shape[1], "shares_grad", do.dtype)
     tiles = triton.cdiv(N, block.rows) * triton.cdiv(N, block.columns)
-    wanted = max(1, block.programs * sm_count(do) // (B * H * tiles))
-    each = triton.cdiv(triton.cdiv(S, wanted), sizes["BLOCK_S"]) * sizes["BLOCK_S"]
-    splits = triton.cdiv(S, each)
+    target_splits = max(1, block.programs * sm_count(do) // (B * H * tiles))
+    seqs_each = triton.cdiv(triton.cdiv(S, target_splits), sizes["BLOCK_S"]) * sizes["BLOCK_S"]
+    splits = triton.cdiv(S, seqs_each)
     partial = torch.empty((splits, B * H * N * N), dtype=torch.float32, device=do.device)
     launch(
         shares_grad_kernel, (B * splits * H * tiles,),
-        (do, rows, partial, S, N, do.stride(0), rows.stride(0), each, splits),
+        (do, rows, partial, S, N, do.stride(0), rows.stride(0), seqs_each, splits),
         {**sizes, "PRECISION": precision(do.dtype)},
     )  # fmt: skip
     return (partial[0] if splits == 1 else partial.sum(0)).view(B, H, N, N)
 
 
 def weighted_average_fits(m: Tensor, shares: Tensor, weights: AverageWeights) -> bool:
-    """Whether the fused op takes this input: heads and channels powers of two, up to 512."""
+    """True if the fused op takes this input: heads and channels powers of two, up to 512."""
     (K, C), H = weights.v.shape, shares.shape[1]
     powers = all(n & (n - 1) == 0 and 8 <= n <= 512 for n in (C, K, K // H))
     reads = usable(m, shares) and weights.readable(m)

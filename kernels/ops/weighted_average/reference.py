@@ -1,4 +1,4 @@
-"""`weighted_average`, defined in plain PyTorch, and what its kernels are tried with."""
+"""`weighted_average` in plain PyTorch, and the inputs that its kernels are tested with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def weighted_average(
 
     Args:
         m: `[B, S, N, C]`.
-        shares: `[B, H, N, N]`, what each position i takes of each j: a softmax of the pairs'.
+        shares: `[B, H, N, N]`, weights of positions j for each i: a softmax of the pairs.
         weights: the parameters.
         eps: of the norm.
 

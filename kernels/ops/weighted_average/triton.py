@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""The average over positions, and the gradient of its weights, on rows that projections left.
+"""The average over positions, and the gradient of its weights, in the layout of the projections.
 
-A tile's columns are the D numbers of a head of some sequences, so nothing is put in another order.
+A tile's columns are the D numbers of a head of some sequences, so nothing is permuted.
 
 Letters: B batch, S sequences, N residues, H heads, D head width.
 """
@@ -11,7 +11,7 @@ from evofeed.kernels.runtime.backend import tl, triton
 
 @triton.jit
 def _columns(first, S, D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Sequence and number of each of a tile's columns, and whether it is one."""
+    """Sequence and number of each of a tile's columns, and which exist."""
     column = tl.arange(0, BLOCK_S * BLOCK_D)
     s, d = first + column // BLOCK_D, column % BLOCK_D
     return s.to(tl.int64), d, (s < S) & (d < D)
@@ -25,13 +25,12 @@ def average_kernel(
 ):  # fmt: skip
     """OUT[s, i] = sum over j of SHARES[i, j] X[s, j]; BACK: of SHARES[j, i]. Rows of x_m, out_m."""
     tiles = tl.cdiv(N, BLOCK_I)
-    at = tl.program_id(
-        0
-    )  # (b * sequences + group) * H * tiles + h * tiles + tile: i varies fastest
-    h, groups = (at // tiles) % H, tl.cdiv(S, BLOCK_S)
-    b = (at // (tiles * H * groups)).to(tl.int64)
-    first = (at // (tiles * H)) % groups * BLOCK_S
-    i = (at % tiles) * BLOCK_I + tl.arange(0, BLOCK_I)
+    # (b * groups + group) * H * tiles + h * tiles + tile: i varies fastest
+    program = tl.program_id(0)
+    h, groups = (program // tiles) % H, tl.cdiv(S, BLOCK_S)
+    b = (program // (tiles * H * groups)).to(tl.int64)
+    first = (program // (tiles * H)) % groups * BLOCK_S
+    i = (program % tiles) * BLOCK_I + tl.arange(0, BLOCK_I)
     s, d, in_row = _columns(first, S, D, BLOCK_S, BLOCK_D)
     rows = (b * S + s) * N
     shares = SHARES + (b * H + h) * N * N
@@ -54,19 +53,23 @@ def average_kernel(
 
 @triton.jit
 def shares_grad_kernel(
-    DO, V, PARTIAL, S, N, do_m, v_m, each, splits, H: tl.constexpr, D: tl.constexpr,
+    DO, V, PARTIAL, S, N, do_m, v_m, seqs_each, splits, H: tl.constexpr, D: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """PARTIAL `[splits, B, H, N, N]`: sums over `each` sequences of DO[s, i] V[s, j]^T."""
+    """PARTIAL `[splits, B, H, N, N]`: sums over `seqs_each` sequences of DO[s, i] V[s, j]^T."""
     across = tl.cdiv(N, BLOCK_J)
-    at, tiles = tl.program_id(0), tl.cdiv(N, BLOCK_I) * across
-    h, split, b = (at // tiles) % H, (at // (tiles * H)) % splits, at // (tiles * H * splits)
-    i = (at % tiles) // across * BLOCK_I + tl.arange(0, BLOCK_I)
-    j = (at % across) * BLOCK_J + tl.arange(0, BLOCK_J)
+    program, tiles = tl.program_id(0), tl.cdiv(N, BLOCK_I) * across
+    h, split, b = (
+        (program // tiles) % H,
+        (program // (tiles * H)) % splits,
+        program // (tiles * H * splits),
+    )
+    i = (program % tiles) // across * BLOCK_I + tl.arange(0, BLOCK_I)
+    j = (program % across) * BLOCK_J + tl.arange(0, BLOCK_J)
     acc = tl.zeros([BLOCK_I, BLOCK_J], tl.float32)
-    for step in range(0, each, BLOCK_S):
-        s, d, in_row = _columns(split * each + step, S, D, BLOCK_S, BLOCK_D)
+    for step in range(0, seqs_each, BLOCK_S):
+        s, d, in_row = _columns(split * seqs_each + step, S, D, BLOCK_S, BLOCK_D)
         rows = (b.to(tl.int64) * S + s) * N
         do = tl.load(DO + (rows[None, :] + i[:, None]) * do_m + (h * D + d)[None, :],
                      mask=(i < N)[:, None] & in_row[None, :], other=0.0)  # fmt: skip

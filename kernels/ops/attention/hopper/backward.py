@@ -1,22 +1,21 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
 """Gradients of q, k and v of biased attention on Hopper's tensor cores, in 16 bits, in Gluon.
 
-One kernel makes dq, dk and dv of a row and head from a single computation of the logits:
-a key block's dk and dv stay in registers while all queries pass by, dq gathers in shared
-memory. The log-sum-exp, delta and the mask are 16 more columns of the products: the tensor
-cores have time. The bias arrives with its keys first (`BIAS[..., k, q]`), as the logits are,
-and goes straight to registers.
+One kernel computes dq, dk and dv of a row and head from one computation of the logits: dk and dv
+of a key block stay in registers during the loop over queries, dq is summed in shared memory. The
+log-sum-exp, delta and the mask are 16 more columns of the products, because the tensor cores are
+not the limit. The bias has its keys first (`BIAS[..., k, q]`), like the logits, and is loaded to
+registers.
 
-A program starts when its first tiles are there; the others arrive while it works. It writes
-dq when the last key block has passed, or the late keys. Strides, tensors, masks, late positions
-and letters are as in `forward.py`.
+A program starts when its first tiles have arrived, and computes while the others are copied. It
+writes dq after the last key block, or after the tail keys. Strides, tensors, masks, the tail and
+letters are as in `forward.py`.
 """
 
-from evofeed.kernels.ops.attention.hopper.late import grads_of_late_keys, grads_of_late_queries
 from evofeed.kernels.ops.attention.hopper.layouts import (
     as_logits,
-    copy_line,
     copy_rows,
+    copy_vector,
     in_pairs,
     key_extra,
     load_pairs,
@@ -26,6 +25,7 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
     store_extra,
     unpacked,
 )
+from evofeed.kernels.ops.attention.hopper.tail import tail_key_grads, tail_query_grads
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
 from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
 
@@ -36,11 +36,11 @@ def backward_kernel(
     qs_b, qs_i, qs_n, qs_h, gs_b, gs_i, gs_n, gs_h, os_b, os_i, os_n, os_h,
     bs_b, bs_h, bs_k, ts_row, R, H, N, factor, scale,
     D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr,
-    Q_TILES: gl.constexpr, K_TILES: gl.constexpr, LATE: gl.constexpr, HAS_BIAS: gl.constexpr,
+    Q_TILES: gl.constexpr, K_TILES: gl.constexpr, TAIL: gl.constexpr, HAS_BIAS: gl.constexpr,
     HAS_MASK: gl.constexpr, RESIDENT: gl.constexpr, PAD: gl.constexpr, WIDE: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """dq, dk and dv of one row and head. Logits are keys first, as dk and dv are."""
+    """dq, dk and dv of one row and head. Logits are keys first, like dk and dv."""
     MAIN: gl.constexpr = Q_TILES * BLOCK_Q
     mma: gl.constexpr = mma_layout(BLOCK_K, BLOCK_Q, num_warps)
     k_mma: gl.constexpr = mma_layout(BLOCK_K, BLOCK_D, num_warps)
@@ -69,63 +69,63 @@ def backward_kernel(
     k_tiles = tiles_of(dtype, K_SLOTS, BLOCK_K, BLOCK_D)
     v_tiles = tiles_of(dtype, K_SLOTS, BLOCK_K, BLOCK_D)
     extra_tiles = tiles_of(dtype, Q_TILES, BLOCK_Q, 16)
-    if LATE:
-        late = tiles_of(dtype, 4, LATE, BLOCK_D)
-        late_extra = tiles_of(dtype, 1, LATE, 16).index(0)
+    if TAIL:
+        tail = tiles_of(dtype, 4, TAIL, BLOCK_D)
+        tail_extra = tiles_of(dtype, 1, TAIL, 16).index(0)
     swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, BLOCK_D // 8, [1, 0])
     dq_tiles = gl.allocate_shared_memory(gl.float32, [Q_TILES, BLOCK_Q, BLOCK_D], swizzled)
     terms = gl.allocate_shared_memory(dtype, [K_TILES, BLOCK_K], flat())
     lses = gl.allocate_shared_memory(gl.float32, [Q_TILES, BLOCK_Q], flat())
     deltas = gl.allocate_shared_memory(gl.float32, [Q_TILES, BLOCK_Q], flat())
     for n in gl.static_range(Q_TILES):
-        copy_line(lses.index(n), LSE, n * BLOCK_Q, N, 1, IN_TURN=True)
-        copy_line(deltas.index(n), DELTA, n * BLOCK_Q, N, 1, IN_TURN=True)
-    if LATE:
-        late_lses = gl.allocate_shared_memory(gl.float32, [LATE], flat())
-        late_deltas = gl.allocate_shared_memory(gl.float32, [LATE], flat())
-        copy_line(late_lses, LSE, MAIN, N, 1)
-        copy_line(late_deltas, DELTA, MAIN, N, 1)
+        copy_vector(lses.index(n), LSE, n * BLOCK_Q, N, 1, INTERLEAVED=True)
+        copy_vector(deltas.index(n), DELTA, n * BLOCK_Q, N, 1, INTERLEAVED=True)
+    if TAIL:
+        tail_lses = gl.allocate_shared_memory(gl.float32, [TAIL], flat())
+        tail_deltas = gl.allocate_shared_memory(gl.float32, [TAIL], flat())
+        copy_vector(tail_lses, LSE, MAIN, N, 1)
+        copy_vector(tail_deltas, DELTA, MAIN, N, 1)
     if HAS_MASK:
         factor = gl.load(FACTOR + row)  # where it is 0, all logits are, and p is 1 / N
         TERM += row.to(gl.int64) * ts_row
         for n in gl.static_range(K_TILES):
-            copy_line(terms.index(n), TERM, n * BLOCK_K, ts_row, 2)
+            copy_vector(terms.index(n), TERM, n * BLOCK_K, ts_row, 2)
     if HAS_BIAS:
         BIAS = in_pairs(BIAS + (b * bs_b + h * bs_h) * 8)
         bias = load_pairs(BIAS, 0, 0, N, bs_k, BLOCK_K, PAIRS, wide, PAD)
     copy_rows(k_tiles.index(0), K, 0, N, qs_n, D, WIDE)
     copy_rows(v_tiles.index(0), V, 0, N, qs_n, D, WIDE)
-    copy_rows(q_tiles.index(0), Q, 0, N, qs_n, D, WIDE, IN_TURN=True)
-    copy_rows(do_tiles.index(0), DO, 0, N, os_n, D, WIDE, IN_TURN=True)
+    copy_rows(q_tiles.index(0), Q, 0, N, qs_n, D, WIDE, INTERLEAVED=True)
+    copy_rows(do_tiles.index(0), DO, 0, N, os_n, D, WIDE, INTERLEAVED=True)
     cp.commit_group()
     for n in gl.static_range(1, Q_TILES):
-        copy_rows(q_tiles.index(n), Q, n * BLOCK_Q, N, qs_n, D, WIDE, IN_TURN=True)
-        copy_rows(do_tiles.index(n), DO, n * BLOCK_Q, N, os_n, D, WIDE, IN_TURN=True)
+        copy_rows(q_tiles.index(n), Q, n * BLOCK_Q, N, qs_n, D, WIDE, INTERLEAVED=True)
+        copy_rows(do_tiles.index(n), DO, n * BLOCK_Q, N, os_n, D, WIDE, INTERLEAVED=True)
     for n in gl.static_range(1, K_SLOTS):
         copy_rows(k_tiles.index(n), K, n * BLOCK_K, N, qs_n, D, WIDE)
         copy_rows(v_tiles.index(n), V, n * BLOCK_K, N, qs_n, D, WIDE)
-    if LATE:
-        copy_rows(late.index(0), Q, MAIN, N, qs_n, D, WIDE)
-        copy_rows(late.index(1), DO, MAIN, N, os_n, D, WIDE)
-        copy_rows(late.index(2), K, MAIN, N, qs_n, D, WIDE)
-        copy_rows(late.index(3), V, MAIN, N, qs_n, D, WIDE)
+    if TAIL:
+        copy_rows(tail.index(0), Q, MAIN, N, qs_n, D, WIDE)
+        copy_rows(tail.index(1), DO, MAIN, N, os_n, D, WIDE)
+        copy_rows(tail.index(2), K, MAIN, N, qs_n, D, WIDE)
+        copy_rows(tail.index(3), V, MAIN, N, qs_n, D, WIDE)
     cp.commit_group()
     cp.wait_group(1)
     barrier()
     inverse = gl.where(factor == 0.0, 0.0, 1.0 / factor)
     for n in gl.static_range(Q_TILES):
         store_extra(extra_tiles.index(n), lses.index(n), deltas.index(n), inverse)
-    if LATE:
-        store_extra(late_extra, late_lses, late_deltas, inverse)
+    if TAIL:
+        store_extra(tail_extra, tail_lses, tail_deltas, inverse)
     shift = gl.where(factor == 0.0, -gl.log2(N.to(gl.float32)), 0.0)
     hopper.fence_async_shared()
     barrier()
-    if LATE:
+    if TAIL:
         v2: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, num_warps], [16, 8])
-        late_dq = gl.full([LATE, BLOCK_D], 0.0, gl.float32, v2)
+        tail_dq = gl.full([TAIL, BLOCK_D], 0.0, gl.float32, v2)
     ds_tile = tiles_of(dtype, 1, BLOCK_K, BLOCK_Q).index(0)
-    if LATE:
-        late_ds = tiles_of(dtype, 1, BLOCK_K, LATE).index(0)
+    if TAIL:
+        tail_ds = tiles_of(dtype, 1, BLOCK_K, TAIL).index(0)
     for kb in range(K_TILES):
         if RESIDENT:
             k_tile, v_tile = k_tiles.index(kb), v_tiles.index(kb)
@@ -172,7 +172,7 @@ def backward_kernel(
                 next_k = gl.where(next_k < K_TILES, next_k, kb) * BLOCK_K
                 next_q = gl.where(last, 0, (qb + 1) * BLOCK_Q)
                 bias = load_pairs(BIAS, next_k, next_q, N, bs_k, BLOCK_K, PAIRS, wide, PAD)
-            # all have read ds; and loads would sink to the fence below, which would wait
+            # all warps have read ds; loads would sink to the fence below, which would wait
             barrier()
             s = hopper.warpgroup_mma_wait(2, [s])
             x = s * factor + shift
@@ -194,23 +194,23 @@ def backward_kernel(
             dq = hopper.warpgroup_mma(ds_tile.permute((1, 0)), k_tile, dq, is_async=True)
             dv, dk, dq, _, _ = hopper.warpgroup_mma_wait(0, [dv, dk, dq, p16, ds16])
             dv, dk = hopper.warpgroup_mma_init(dv), hopper.warpgroup_mma_init(dk)
-            if LATE:
+            if TAIL:
                 dq_tiles.index(qb).store(dq)
             elif kb == K_TILES - 1:
-                put(DQ + to, dq * scale, qb * BLOCK_Q, N, gs_n, q_mma, D, WIDE, IN_TURN=True)
+                put(DQ + to, dq * scale, qb * BLOCK_Q, N, gs_n, q_mma, D, WIDE, INTERLEAVED=True)
             else:
                 dq_tiles.index(qb).store(dq)
-        if LATE:
-            dk, dv, late_dq = grads_of_late_queries(
-                k_tile, v_tile, late, late_extra, late_ds, term, dk, dv, late_dq, factor, shift,
+        if TAIL:
+            dk, dv, tail_dq = tail_query_grads(
+                k_tile, v_tile, tail, tail_extra, tail_ds, term, dk, dv, tail_dq, factor, shift,
                 k_mma, HAS_MASK,
             )  # fmt: skip
         else:
             dk, dv = hopper.warpgroup_mma_wait(0, [dk, dv])
         put(DK + to, dk * scale, kb * BLOCK_K, N, gs_n, k_mma, D, WIDE)
         put(DV + to, dv, kb * BLOCK_K, N, gs_n, k_mma, D, WIDE)
-    if LATE:
-        grads_of_late_keys(
-            late, q_tiles, do_tiles, dq_tiles, late_dq, TERM, LSE, DELTA, DQ + to, DK + to, DV + to,
+    if TAIL:
+        tail_key_grads(
+            tail, q_tiles, do_tiles, dq_tiles, tail_dq, TERM, LSE, DELTA, DQ + to, DK + to, DV + to,
             N, gs_n, factor, scale, q_mma, D, HAS_MASK, WIDE,
         )  # fmt: skip

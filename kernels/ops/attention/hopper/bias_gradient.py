@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
 """Gradient of the bias of biased attention on Hopper's tensor cores, in 16 bits, in Gluon.
 
-The one kernel that recomputes the logits: its program owns a tile of the bias, which stays in
-shared memory, and walks over the rows that share it. Equal bits every run.
+This kernel recomputes the logits: a program owns a tile of the bias, which stays in shared
+memory, and loops over the rows that share it. All runs give equal bits.
 Strides, tensors, masks and letters are as in `forward.py`.
 """
 
-from evofeed.kernels.ops.attention.hopper.layouts import copy_line, copy_rows, copying
+from evofeed.kernels.ops.attention.hopper.layouts import copy_rows, copy_vector, copying
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
 from evofeed.kernels.runtime.hopper_tiles import flat, float32, mma_layout, tiles_of
 
@@ -17,17 +17,19 @@ def _copy_bias(tile, BIAS, first_q, first_k, N, stride, PAD: gl.constexpr, WIDE:
     layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
     q = first_q + gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
     k = first_k + gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
-    down = q.to(gl.int64) if WIDE else q
-    at = BIAS + (down[:, None] * stride + k[None, :])
+    rows = q.to(gl.int64) if WIDE else q
+    pointers = BIAS + (rows[:, None] * stride + k[None, :])
     if PAD:
-        cp.async_copy_global_to_shared(tile, at, mask=(q < N)[:, None] & (k < stride)[None, :])
+        cp.async_copy_global_to_shared(
+            tile, pointers, mask=(q < N)[:, None] & (k < stride)[None, :]
+        )
     else:
-        cp.async_copy_global_to_shared(tile, at)
+        cp.async_copy_global_to_shared(tile, pointers)
 
 
 @gluon.jit
 def _sum(x, y):
-    """x + y in x's type and then float32: a pair of bfloat16 costs three instructions."""
+    """x + y in x's type, then float32: three instructions for a pair of bfloat16."""
     x, y = gl.broadcast(x, y)
     if x.dtype == gl.bfloat16:
         return gl.inline_asm_elementwise(
@@ -40,7 +42,7 @@ def _sum(x, y):
 
 @gluon.jit
 def _start(bias, term, HAS_MASK: gl.constexpr):
-    """Bias plus mask: what the product of q and k is added to."""
+    """Bias plus mask, the initial value of the logits."""
     return _sum(bias, term) if HAS_MASK else float32(bias)
 
 
@@ -49,7 +51,7 @@ def _copy_row(
     memory, slot, sources, strides, i, q0, k0, N, D: gl.constexpr, HAS_MASK: gl.constexpr,
     WIDE: gl.constexpr,
 ):  # fmt: skip
-    """Starts the copy of what one row brings to a tile of the bias gradient."""
+    """Starts the copies of one row for a tile of the bias gradient."""
     q_s, k_s, v_s, do_s, terms, lses, deltas = memory
     Q, K, V, DO, TERM, LSE, DELTA = sources
     qs_i, qs_n, os_i, os_n, ts_row, stats = strides
@@ -58,10 +60,10 @@ def _copy_row(
     copy_rows(k_s.index(slot), K + i * qs_i, k0, N, qs_n, D, WIDE)
     copy_rows(do_s.index(slot), DO + i * os_i, q0, N, os_n, D, WIDE)
     copy_rows(v_s.index(slot), V + i * qs_i, k0, N, qs_n, D, WIDE)
-    copy_line(lses.index(slot), LSE + i * stats, q0, N, 1)
-    copy_line(deltas.index(slot), DELTA + i * stats, q0, N, 1)
+    copy_vector(lses.index(slot), LSE + i * stats, q0, N, 1)
+    copy_vector(deltas.index(slot), DELTA + i * stats, q0, N, 1)
     if HAS_MASK:
-        copy_line(terms.index(slot), TERM + i * ts_row, k0, ts_row, 2)
+        copy_vector(terms.index(slot), TERM + i * ts_row, k0, ts_row, 2)
 
 
 @gluon.jit
@@ -73,7 +75,7 @@ def bias_gradient_kernel(
     STAGES: gl.constexpr, HAS_MASK: gl.constexpr, PAD: gl.constexpr, WIDE: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """The share of `rows_each` rows in one tile of the bias gradient, of one head."""
+    """One tile of a head's bias gradient, summed over `rows_each` rows."""
     mma: gl.constexpr = mma_layout(BLOCK_Q, BLOCK_K, num_warps)
     of_query: gl.constexpr = gl.SliceLayout(1, mma)
     of_key: gl.constexpr = gl.SliceLayout(0, mma)
@@ -105,7 +107,7 @@ def bias_gradient_kernel(
     bias_tile = tiles_of(dtype, 1, BLOCK_Q, BLOCK_K).index(0)
     _copy_bias(bias_tile, BIAS + (b * bs_b + h * bs_h) * 8, q0, k0, N, bs_q, PAD, WIDE)
     first = split * rows_each
-    end = gl.minimum(first + rows_each, R)
+    last_row = gl.minimum(first + rows_each, R)
     db = gl.full([BLOCK_Q, BLOCK_K], 0.0, gl.float32, mma)
     zeros = gl.full([BLOCK_Q, BLOCK_K], 0.0, gl.float32, mma)
     if HAS_MASK:
@@ -114,23 +116,23 @@ def bias_gradient_kernel(
     sources = (Q, K, V, DO, TERM, LSE, DELTA)
     strides = (qs_i * 8, qs_n, os_i * 8, os_n, ts_row, H * N)
     for stage in gl.static_range(STAGES - 1):
-        if first + stage < end:
+        if first + stage < last_row:
             _copy_row(memory, stage, sources, strides, first + stage, q0, k0, N, D, HAS_MASK, WIDE)
         cp.commit_group()
     slot = 0
-    for each in range(first, end):
+    for row in range(first, last_row):
         cp.wait_group(STAGES - 2)
         barrier()
         hopper.fence_async_shared()
-        ahead = each + STAGES - 1
-        if ahead < end:
+        next_row = row + STAGES - 1
+        if next_row < last_row:
             free = (slot + STAGES - 1) % STAGES
-            _copy_row(memory, free, sources, strides, ahead, q0, k0, N, D, HAS_MASK, WIDE)
+            _copy_row(memory, free, sources, strides, next_row, q0, k0, N, D, HAS_MASK, WIDE)
         cp.commit_group()
-        now = factor
+        row_factor = factor
         term = 0.0
         if HAS_MASK:
-            factor = gl.load(FACTOR + gl.minimum(each + 1, end - 1))
+            factor = gl.load(FACTOR + gl.minimum(row + 1, last_row - 1))
             term = terms.index(slot).load(of_key)[None, :]
         s = _start(bias_tile.load(mma), term, HAS_MASK)
         k_tile, v_tile = k_s.index(slot).permute((1, 0)), v_s.index(slot).permute((1, 0))
@@ -139,7 +141,7 @@ def bias_gradient_kernel(
         lse = lses.index(slot).load(of_query)
         delta = deltas.index(slot).load(of_query)
         s = hopper.warpgroup_mma_wait(1, [s])
-        x = s * now - lse[:, None]
+        x = s * row_factor - lse[:, None]
         if PAD:  # padded keys are not stored, but must not overflow
             x = gl.minimum(x, 100.0)
         p = gl.exp2(x)

@@ -1,24 +1,23 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
 """softmax(scale * (q k^T + bias), masked) v on Hopper's tensor cores, in 16 bits, in Gluon.
 
-What `forward_kernel` of `triton.py` computes, with the layouts chosen by hand.
+Computes the same as `forward_kernel` of `triton.py`, with layouts chosen by hand.
 Heads are narrow, so a score costs two products of 32 numbers and a dozen other
-instructions: what counts is how few of these there are, and that no warp waits for another.
-A program's keys and values stay in shared memory and the bias goes straight to registers:
-between two query tiles no warp waits for anything but products.
+instructions: the speed depends on their number, and on no warp waiting for another.
+A program's keys and values stay in shared memory and the bias is loaded to registers:
+between two query tiles warps wait only for products.
 
 All strides are in units of 8 numbers: copies are 16 bytes wide. Tensors, masks
-and letters are as in `triton.py`; N queries and N keys. Rows may be up to LATE positions longer
-than whole tiles, as columns of an MSA with templates are: see `late.py`.
+and letters are as in `triton.py`; N queries and N keys. Rows may have a tail of up to TAIL
+positions after the full tiles, like columns of an MSA with templates: see `tail.py`.
 """
 
-from evofeed.kernels.ops.attention.hopper.late import late_keys, late_mask, late_queries
 from evofeed.kernels.ops.attention.hopper.layouts import (
     as_logits,
-    copy_line,
     copy_rows,
+    copy_vector,
     in_pairs,
-    in_turn,
+    interleaved,
     load_pairs,
     pairs_layout,
     put,
@@ -26,6 +25,7 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
     sum_of_pairs,
     unpacked,
 )
+from evofeed.kernels.ops.attention.hopper.tail import add_tail_keys, attend_tail_queries, tail_mask
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
 from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
 
@@ -35,13 +35,13 @@ def forward_kernel(
     Q, K, V, BIAS, TERM, FACTOR, OUT, LSE,
     qs_b, qs_i, qs_n, qs_h, os_b, os_i, os_n, os_h, bs_b, bs_h, bs_q, ts_row, R, H, N, factor,
     D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr,
-    TILES: gl.constexpr, LATE: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_MASK: gl.constexpr,
+    TILES: gl.constexpr, TAIL: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_MASK: gl.constexpr,
     PAD: gl.constexpr, WIDE: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """The output of one row and head, and the log-sum-exp of its logits.
 
-    All its keys and values stay in shared memory: TILES tiles of BLOCK_K, and the late ones if
-    LATE is not 0, without a bias then. 16 queries a warp.
+    All its keys and values stay in shared memory: TILES tiles of BLOCK_K, and those of the tail if
+    TAIL is not 0, then without a bias. 16 queries a warp.
     """
     MAIN: gl.constexpr = TILES * BLOCK_K
     mma: gl.constexpr = mma_layout(BLOCK_Q, BLOCK_K, num_warps)
@@ -64,14 +64,14 @@ def forward_kernel(
     k_tiles = tiles_of(dtype, TILES, BLOCK_K, BLOCK_D)
     v_tiles = tiles_of(dtype, TILES, BLOCK_K, BLOCK_D)
     copy_rows(q_tile, Q, 0, N, qs_n, D, WIDE)
-    for each in gl.static_range(TILES):
-        copy_rows(k_tiles.index(each), K, each * BLOCK_K, N, qs_n, D, WIDE, IN_TURN=True)
-        copy_rows(v_tiles.index(each), V, each * BLOCK_K, N, qs_n, D, WIDE, IN_TURN=True)
-    if LATE:
-        late = tiles_of(dtype, 3, LATE, BLOCK_D)
-        copy_rows(late.index(0), K, MAIN, N, qs_n, D, WIDE)
-        copy_rows(late.index(1), V, MAIN, N, qs_n, D, WIDE)
-        copy_rows(late.index(2), Q, MAIN, N, qs_n, D, WIDE)
+    for kb in gl.static_range(TILES):
+        copy_rows(k_tiles.index(kb), K, kb * BLOCK_K, N, qs_n, D, WIDE, INTERLEAVED=True)
+        copy_rows(v_tiles.index(kb), V, kb * BLOCK_K, N, qs_n, D, WIDE, INTERLEAVED=True)
+    if TAIL:
+        tail = tiles_of(dtype, 3, TAIL, BLOCK_D)
+        copy_rows(tail.index(0), K, MAIN, N, qs_n, D, WIDE)
+        copy_rows(tail.index(1), V, MAIN, N, qs_n, D, WIDE)
+        copy_rows(tail.index(2), Q, MAIN, N, qs_n, D, WIDE)
     if HAS_BIAS:
         BIAS = in_pairs(BIAS + (b * bs_b + h * bs_h) * 8)
         bias = load_pairs(BIAS, 0, 0, N, bs_q, BLOCK_Q, PAIRS, wide, PAD)
@@ -79,13 +79,13 @@ def forward_kernel(
         factor = gl.load(FACTOR + row)
         terms = gl.allocate_shared_memory(gl.int32, [TILES, PAIRS], flat())
         TERM += row.to(gl.int64) * ts_row
-        for each in gl.static_range(TILES):
-            copy_line(terms.index(each), in_pairs(TERM), each * PAIRS, ts_row // 2, 1)
-    if LATE:
-        of_late: gl.constexpr = gl.SliceLayout(0, mma_layout(BLOCK_Q, LATE, num_warps))
-        tail_add, tail_in = late_mask(TERM, N, MAIN, LATE, of_late, HAS_MASK)
+        for kb in gl.static_range(TILES):
+            copy_vector(terms.index(kb), in_pairs(TERM), kb * PAIRS, ts_row // 2, 1)
+    if TAIL:
+        of_tail: gl.constexpr = gl.SliceLayout(0, mma_layout(BLOCK_Q, TAIL, num_warps))
+        tail_add, tail_in = tail_mask(TERM, N, MAIN, TAIL, of_tail, HAS_MASK)
     cp.commit_group()
-    for first in range(0, MAIN if LATE else N, BLOCK_Q):
+    for first in range(0, MAIN if TAIL else N, BLOCK_Q):
         cp.wait_group(0)
         hopper.fence_async_shared()
         barrier()
@@ -93,7 +93,7 @@ def forward_kernel(
         barrier()
         copy_rows(q_tile, Q, first + BLOCK_Q, N, qs_n, D, WIDE)
         cp.commit_group()
-        # finite, so that a factor of 0 makes it 0
+        # finite, so that times a factor of 0 it is 0
         top = gl.full([BLOCK_Q], -1e30, gl.float32, of_query)
         total = gl.full([BLOCK_Q], 0.0, gl.float32, of_query)
         acc = gl.full([BLOCK_Q, BLOCK_D], 0.0, gl.float32, out_mma)
@@ -117,7 +117,7 @@ def forward_kernel(
             s = hopper.warpgroup_mma(q, k_tiles.index(n).permute((1, 0)), s, is_async=True)
             s, acc = hopper.warpgroup_mma_wait(0, [s, acc])
             if PAD:
-                inside = n * BLOCK_K + in_turn(BLOCK_K, gl.SliceLayout(0, mma)) < N
+                inside = n * BLOCK_K + interleaved(BLOCK_K, gl.SliceLayout(0, mma)) < N
                 s = gl.where(inside[None, :], s, -1e30)
             new_top = gl.maximum(top, gl.max(s, 1))
             p = gl.exp2(s * factor - (new_top * factor)[:, None])
@@ -129,15 +129,17 @@ def forward_kernel(
             acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, out_mma))[:, None]
             p = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, out_mma, 2))
             acc = hopper.warpgroup_mma(p, v_tiles.index(n), acc, is_async=True)
-        if LATE:
-            top, total, acc, share = late_keys(
-                q, top, total, acc, late, tail_add, tail_in, factor, out_mma
+        if TAIL:
+            top, total, acc, share = add_tail_keys(
+                q, top, total, acc, tail, tail_add, tail_in, factor, out_mma
             )
         else:
             acc, top = hopper.warpgroup_mma_wait(0, [acc]), top * factor
             share = gl.convert_layout(1.0 / total, gl.SliceLayout(1, out_mma))
         put(OUT, acc * share[:, None], first, N, os_n, out_mma, D, WIDE)
         rows = first + gl.arange(0, BLOCK_Q, of_query)
-        gl.store(LSE + rows, top + gl.log2(total), mask=None if LATE else rows < N)
-    if LATE:
-        late_queries(late, k_tiles, v_tiles, TERM, OUT, LSE, N, os_n, factor, D, HAS_MASK, WIDE)
+        gl.store(LSE + rows, top + gl.log2(total), mask=None if TAIL else rows < N)
+    if TAIL:
+        attend_tail_queries(
+            tail, k_tiles, v_tiles, TERM, OUT, LSE, N, os_n, factor, D, HAS_MASK, WIDE
+        )

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
 """The end of a gated attention on Hopper's tensor cores, in 16 bits, in Gluon.
 
-What `triton.py` computes, and in the backward pass the products on
-either side of it, by programs that stay: each keeps its share of the weight in
-shared memory and walks over tiles of rows, the next tile on its way meanwhile.
+Computes the same as `triton.py`, and in the backward pass the products before and after it, in
+persistent programs: each keeps its share of the weight in shared memory and loops over tiles of
+rows, with the next tile's copy in flight.
 
 Letters: M rows, K = H * D channels of the attention's output, C channels of the result.
 """
@@ -18,30 +18,30 @@ from evofeed.kernels.runtime.hopper_tiles import (
     lines_of,
     load_drop,
     mma_layout,
-    no_sums,
     rounded,
     sigmoid_of_half,
     store_sums,
     tiles_of,
     vectors_of,
+    zero_sums,
 )
 
-HALF = gl.constexpr(0.5)  # of a gate: what its sigmoid takes
+HALF = gl.constexpr(0.5)  # of a gate, the argument of `sigmoid_of_half`
 
 
 @gluon.jit
 def _fetch_rows(tiles, sources, column, bars, slot, tile, count, BLOCK_M: gl.constexpr):
-    """Starts the copies of tile `tile` of `count` from all sources, the first from column 0 on."""
+    """Starts the copies of a tile of `count` from all sources, the first from column 0 on."""
     BYTES: gl.constexpr = BLOCK_M * 2 * (tiles[0].shape[2] + tiles[1].shape[2])
-    there = tile < count
+    exists = tile < count
     bar, row = bars.index(slot), tile * BLOCK_M
     if len(tiles) == 3:
-        mbarrier.expect(bar, BYTES + BLOCK_M * 2 * tiles[2].shape[2], pred=there)
-        fetch(tiles[2].index(slot), sources[2], row, column, bar, there)
+        mbarrier.expect(bar, BYTES + BLOCK_M * 2 * tiles[2].shape[2], pred=exists)
+        fetch(tiles[2].index(slot), sources[2], row, column, bar, exists)
     else:
-        mbarrier.expect(bar, BYTES, pred=there)
-    fetch(tiles[0].index(slot), sources[0], row, 0, bar, there)
-    fetch(tiles[1].index(slot), sources[1], row, column, bar, there)
+        mbarrier.expect(bar, BYTES, pred=exists)
+    fetch(tiles[0].index(slot), sources[0], row, 0, bar, exists)
+    fetch(tiles[1].index(slot), sources[1], row, column, bar, exists)
 
 
 @gluon.jit
@@ -66,9 +66,9 @@ def gated_output_kernel(
     tiles = gl.cdiv(M, BLOCK_M)
     mbarrier.expect(bars.index(3), BLOCK_C * K * 2)
     fetch(w_tile, w_rows, c0, 0, bars.index(3), True)
-    both, sources = (o_tiles, gate_tiles), (o_rows, gate_rows)
-    _fetch_rows(both, sources, 0, bars, 0, program, tiles, BLOCK_M)
-    _fetch_rows(both, sources, 0, bars, 1, program + programs, tiles, BLOCK_M)
+    row_tiles, sources = (o_tiles, gate_tiles), (o_rows, gate_rows)
+    _fetch_rows(row_tiles, sources, 0, bars, 0, program, tiles, BLOCK_M)
+    _fetch_rows(row_tiles, sources, 0, bars, 1, program + programs, tiles, BLOCK_M)
     shift = gl.load(GATE_BIAS + gl.arange(0, K, gl.SliceLayout(0, lines))).to(gl.float32) * HALF
     bias = gl.load(BIAS + c0 + gl.arange(0, BLOCK_C, gl.SliceLayout(0, mma))).to(gl.float32)
     zeros = gl.full([BLOCK_M, BLOCK_C], 0.0, gl.float32, mma)
@@ -104,7 +104,7 @@ def gated_output_kernel(
         if HAS_RES:
             y += float32(res_tile.load(mma))
         barrier()
-        _fetch_rows(both, sources, 0, bars, slot, tile + 2 * programs, tiles, BLOCK_M)
+        _fetch_rows(row_tiles, sources, 0, bars, slot, tile + 2 * programs, tiles, BLOCK_M)
         res_tile.store(y.to(dtype))
         hopper.fence_async_shared()
         barrier()
@@ -126,7 +126,7 @@ def gated_output_grad_kernel(
     """From the gradient of the result: of O, of the gate, delta, and sums for the weights.
 
     A program takes whole heads, BLOCK_K of the K channels. Delta is written as
-    `gated_output_kernels.gated_output_grad_kernel` does. Each program's sums: PARTIAL_W
+    `gated_output_grad_kernel` of `triton.py` does. Each program's sums: PARTIAL_W
     `[programs, C, K]` of dy^T gated, PARTIAL_GATE `[programs, K]` of the gate's gradient,
     PARTIAL_Y `[programs, C]` of dy = DROP * d.
     """
@@ -160,14 +160,14 @@ def gated_output_grad_kernel(
         cp.commit_group()
     zeros = gl.full([BLOCK_M, BLOCK_K], 0.0, gl.float32, mma)
     dw = gl.full([C, BLOCK_K], 0.0, gl.float32, w_mma)
-    sum_gate, sum_y = no_sums(BLOCK_M, BLOCK_K), no_sums(BLOCK_M, C)
+    sum_gate, sum_y = zero_sums(BLOCK_M, BLOCK_K), zero_sums(BLOCK_M, C)
     mbarrier.wait(bars.index(2), 0)
     slot, phase = 0, 0
     for tile in range(program, tiles, programs):
         first = tile * BLOCK_M
         d_tile, o_tile, gate_tile = d_tiles.index(slot), o_tiles.index(slot), gate_tiles.index(slot)
         cp.wait_group(0)
-        barrier()  # the dropout mask is there, and the vector of the gate's bias
+        barrier()  # the dropout mask has arrived, and the vector of the gate's bias
         mbarrier.wait(bars.index(slot), phase)
         dy = d_tile.load(y_lines)
         if HAS_DROP:

@@ -1,4 +1,4 @@
-"""Launches of the gated output's kernels for Hopper cards: which inputs, on how many programs.
+"""Launches of the gated output's kernels for Hopper cards: their inputs and programs.
 
 Letters as in `kernels.py`: M rows, K = H * D channels of the attention, C channels of the result.
 """
@@ -16,14 +16,14 @@ from evofeed.kernels.runtime.backend import on_hopper
 from evofeed.kernels.runtime.launching import launch, tma_tiles
 from evofeed.kernels.runtime.projection import Drop, aligned, resident_programs
 
-ROWS = 64  # rows a program takes at a time
+ROWS = 64  # of a tile
 WARPS = 8
 PART = 128  # channels of a program's share of the weight
 HALF = 128  # registers of a thread that leave room for a second program on a multiprocessor
 
 
 def fits(x: Tensor, width: int, dtype: torch.dtype) -> bool:
-    """Whether the kernels take this op: Hopper, 16 bits, 64 to 256 channels."""
+    """True if the kernels take this op: Hopper, 16 bits, 64 to 256 channels."""
     return (
         on_hopper(x, dtype)
         and x.dtype is dtype
@@ -40,18 +40,18 @@ def run_output(
     C, K = weight.shape
     M, block = attended.numel() // K, min(C, PART)
     out = torch.empty_like(x)
-    each = 2 if max(C, K) <= 128 else 1  # programs a multiprocessor has room for
+    per_sm = 2 if max(C, K) <= 128 else 1  # programs that fit a multiprocessor
     rows = (
         tma_tiles(attended.view(M, K), ROWS, K), tma_tiles(gate, ROWS, K),
         tma_tiles(aligned(weight), block, K), tma_tiles(aligned(x).view(M, C), ROWS, block),
         tma_tiles(out.view(M, C), ROWS, block),
     )  # fmt: skip
     launch(
-        gated_output_kernel, (C // block * resident_programs(x, M, ROWS, C // block, each),),
+        gated_output_kernel, (C // block * resident_programs(x, M, ROWS, C // block, per_sm),),
         (gate_bias, bias, drop.of(x.dtype), *rows, M, *drop.strides()),
         {"K": K, "C": C, "BLOCK_C": block, "BLOCK_M": ROWS, "HAS_DROP": drop.mask is not None,
          "DROP_STEP": drop.step(ROWS), "HAS_RES": residual, "num_warps": WARPS,
-         "maxnreg": HALF if each == 2 else None},
+         "maxnreg": HALF if per_sm == 2 else None},
     )  # fmt: skip
     return out
 
@@ -70,7 +70,7 @@ def run_output_grad(
     rows, length = (N, R) if columns else (R, N)
     delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=device)
     to_i, to_j = (1, H * length) if columns else (H * length, 1)
-    # a narrower share leaves no register in memory: without dropout 58 -> 48 us at 256 channels
+    # a narrower share does not spill: without dropout 58 -> 48 us at 256 channels
     block = K if K <= PART else PART // 2
     programs = resident_programs(dout, M, ROWS, K // block, 2 if max(C, K) <= 64 else 1)
     of_gate, of_bias, of_weight = (

@@ -1,15 +1,15 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
 """A SwiGLU transition on Hopper's tensor cores, in 16 bits, in Gluon.
 
-The forward kernel's programs take tiles of rows from norm to residual, while the weights pass by
-in parts: one part's product is made while the hidden channels of the part before are computed in
-registers, from where they go into the last product. In the backward pass a program owns some
-hidden channels and walks over tiles of rows: it rebuilds its channels of both layers, takes their
-gradients, which it writes, and adds all to its part of the gradients of the three weights, which
-it holds in registers. The hidden layer is never written.
+A program of the forward kernel computes a tile of rows from norm to residual, with the weights in
+parts: one part's product runs while the hidden channels of the part before are computed in
+registers, the operands of the last product. In the backward pass a program owns some hidden
+channels and loops over tiles of rows: it recomputes its channels of both layers, writes their
+gradients, and adds to its part of the gradients of the three weights, which it holds in registers.
+The hidden layer is never written.
 
-Both layers are one product: WAB `[2N, C]` holds eight rows of the gate's layer, the value's same
-eight, and so on (`in_eights`), so a thread finds both factors of a hidden channel in its registers.
+Both layers are one product: WAB `[2N, C]` holds eight rows of the gate's layer, the same eight of
+the value's, and so on (`in_eights`), so a thread holds both factors of a hidden channel.
 
 Letters: M rows, C channels, N hidden channels.
 """
@@ -26,7 +26,7 @@ from evofeed.kernels.runtime.hopper_tiles import (
 
 
 @gluon.jit
-def _both(ab, layout: gl.constexpr):
+def _gate_and_value(ab, layout: gl.constexpr):
     """The gate's and the value's columns of a product with WAB."""
     ROWS: gl.constexpr = ab.shape[0]
     COLS: gl.constexpr = ab.shape[1] // 2
@@ -38,8 +38,8 @@ def _both(ab, layout: gl.constexpr):
 
 
 @gluon.jit
-def _joined(a, b, layout: gl.constexpr):
-    """What `_both` takes apart."""
+def _interleaved(a, b, layout: gl.constexpr):
+    """The inverse of `_gate_and_value`."""
     ROWS: gl.constexpr = a.shape[0]
     COLS: gl.constexpr = a.shape[1]
     x = gl.join(gl.reshape(a, [ROWS, COLS // 8, 8]), gl.reshape(b, [ROWS, COLS // 8, 8]))
@@ -55,7 +55,7 @@ def swiglu_rows_kernel(
 ):  # fmt: skip
     """OUT = X + mask * (silu(layer_norm(X) WA^T) * (layer_norm(X) WB^T)) WO^T; also the statistics.
 
-    N / BLOCK_N is even: parts of the weights take turns in two buffers, across tiles too.
+    N / BLOCK_N is even: parts of the weights alternate between two buffers, also across tiles.
     """
     dtype: gl.constexpr = X.dtype.element_ty
     lines: gl.constexpr = lines_of(C, num_warps)
@@ -115,7 +115,7 @@ def swiglu_rows_kernel(
             if part == PARTS - 1:
                 copy_rows(raw_tiles.index(1 - slot), X, first + programs * BLOCK_M, M, C)
             cp.commit_group()
-            a, b = _both(ab, mma)
+            a, b = _gate_and_value(ab, mma)
             hidden = gl.convert_layout((a * sigmoid_of_half(0.5 * a) * b).to(dtype), operand)
             out = hopper.warpgroup_mma(
                 hidden, wo_tiles.index(part % 2).permute((1, 0)), out, is_async=True
@@ -170,7 +170,7 @@ def swiglu_weights_kernel(
     dwab = gl.full([2 * BLOCK_N, C], 0.0, gl.float32, in_mma)
     dwo = gl.full([C, BLOCK_N], 0.0, gl.float32, out_mma)
     rows = split * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, mma))
-    if HAS_MASK:  # a tile ahead: behind this tile's products it would be waited for
+    if HAS_MASK:  # prefetched: after this tile's products it would be waited for
         next_mask = gl.load(MASK + rows, mask=rows < M, other=0.0)
     slot = 0
     for tile in range(split, gl.cdiv(M, BLOCK_M), splits):
@@ -187,16 +187,16 @@ def swiglu_weights_kernel(
         copy_rows(dy_tiles.index(1 - slot), DY, after, M, C)
         cp.commit_group()
         ab = hopper.warpgroup_mma_wait(1, [ab])
-        a, b = _both(ab, mma)
+        a, b = _gate_and_value(ab, mma)
         sig = sigmoid_of_half(0.5 * a)
         silu = a * sig
         slope = (sig + silu * (1.0 - sig)) * b
-        if HAS_MASK:  # of both factors that DY is multiplied with
+        if HAS_MASK:  # for both factors of DY
             mask = next_mask.to(gl.float32)[:, None]
             slope, silu = slope * mask, silu * mask
         hidden_tile.store((silu * b).to(dtype))
         d = hopper.warpgroup_mma_wait(0, [d])
-        dab_tile.store(_joined((d * slope).to(dtype), (d * silu).to(dtype), ab_mma))
+        dab_tile.store(_interleaved((d * slope).to(dtype), (d * silu).to(dtype), ab_mma))
         hopper.fence_async_shared()
         barrier()
         next_ab = hopper.warpgroup_mma(dab_tile.permute((1, 0)), x_tile, dwab, is_async=True)

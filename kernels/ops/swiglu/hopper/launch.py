@@ -1,4 +1,4 @@
-"""Launches of the SwiGLU transition's kernels for Hopper cards: which inputs, how many programs.
+"""Launches of the SwiGLU transition's kernels for Hopper cards: their inputs and programs.
 
 Letters: M rows, C channels, N hidden channels.
 """
@@ -14,25 +14,25 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import aligned, resident_programs
 from evofeed.kernels.runtime.sums import column_sums
 
-ROWS = 128  # rows of a program of the forward pass at a time
-GRAD_ROWS = 64  # of one of the backward pass: 128 spill registers
-HIDDEN = 64  # hidden channels at a time, or of a program: what registers hold
+ROWS = 128  # of a tile in the forward pass
+GRAD_ROWS = 64  # of a tile in the backward pass: 128 spill registers
+HIDDEN = 64  # hidden channels of a part, or of a program: as many as registers hold
 WARPS = 8
 
 
 def fits(x: Tensor, wo: Tensor) -> bool:
-    """Whether the backward kernel takes these rows: Hopper, 16 bits, 64 or 128 channels."""
+    """True if the backward kernel takes these rows: Hopper, 16 bits, 64 or 128 channels."""
     C, N = wo.shape
     return on_hopper(x, wo.dtype) and C in (64, 128) and N % HIDDEN == 0
 
 
 def forward_fits(x: Tensor, wo: Tensor) -> bool:
-    """Whether the forward kernel does: also rows of the weights' type, hidden parts in pairs."""
+    """True if the forward kernel does: also rows of the weights' type, an even number of parts."""
     return fits(x, wo) and x.dtype is wo.dtype and wo.shape[1] % (2 * HIDDEN) == 0
 
 
 def in_eights(packed: Tensor) -> Tensor:
-    """Eight rows of the first half of `[2N, C]`, eight of the second, and so on."""
+    """`[2N, C]` with eight rows of the first half, eight of the second, and so on."""
     return packed.view(2, -1, 8, packed.shape[1]).transpose(0, 1).reshape(packed.shape)
 
 

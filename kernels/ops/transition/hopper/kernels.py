@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
 """The hidden layer's share of a transition's backward pass on Hopper, in 16 bits, in Gluon.
 
-A program owns some hidden channels and walks over tiles of rows: it rebuilds its channels of
-the hidden layer, takes their gradient and adds both to its part of the gradients of the two
-weights, which it holds in registers. The hidden layer is never written, its gradient once.
+A program owns some hidden channels and loops over tiles of rows: it recomputes its channels of
+the hidden layer and their gradient, and adds to its part of the gradients of the two weights,
+which it holds in registers. The hidden layer is never written, its gradient once.
 
 Letters: M rows, C channels, N hidden channels.
 """
@@ -15,20 +15,20 @@ from evofeed.kernels.runtime.hopper_tiles import (
     copy_rows,
     fetch,
     mma_layout,
-    no_sums,
     store_rows,
     store_sums,
     tiles_of,
+    zero_sums,
 )
 
 
 @gluon.jit
 def _fetch_rows(x_tiles, dy_tiles, x_rows, dy_rows, bars, slot, first, M):
-    """The copy engine copies rows `first` and on of both, if there are any."""
-    x_tile, there = x_tiles.index(slot), first < M
-    mbarrier.expect(bars.index(slot), x_tile.shape[0] * x_tile.shape[1] * 4, pred=there)
-    fetch(x_tile, x_rows, first, 0, bars.index(slot), there)
-    fetch(dy_tiles.index(slot), dy_rows, first, 0, bars.index(slot), there)
+    """Starts the copies of rows from `first` on by the copy engine, if any are below M."""
+    x_tile, exists = x_tiles.index(slot), first < M
+    mbarrier.expect(bars.index(slot), x_tile.shape[0] * x_tile.shape[1] * 4, pred=exists)
+    fetch(x_tile, x_rows, first, 0, bars.index(slot), exists)
+    fetch(dy_tiles.index(slot), dy_rows, first, 0, bars.index(slot), exists)
 
 
 @gluon.jit
@@ -66,7 +66,7 @@ def transition_grad_kernel(
     zeros = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, mma)
     dw1 = gl.full([BLOCK_N, C], 0.0, gl.float32, first_mma)
     dw2 = gl.full([C, BLOCK_N], 0.0, gl.float32, second_mma)
-    sums = no_sums(BLOCK_M, BLOCK_N)
+    sums = zero_sums(BLOCK_M, BLOCK_N)
     slot, phase = 0, 0
     for tile in range(split, gl.cdiv(M, BLOCK_M), splits):
         after = (tile + splits) * BLOCK_M

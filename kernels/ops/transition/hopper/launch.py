@@ -1,4 +1,4 @@
-"""Launches of the transition's kernel for Hopper cards: which inputs, how many programs.
+"""Launches of the transition's kernel for Hopper cards: its inputs and programs.
 
 Letters as in `triton.py`: M rows, C channels, N hidden channels.
 """
@@ -13,25 +13,25 @@ from evofeed.kernels.runtime.backend import on_hopper
 from evofeed.kernels.runtime.launching import launch, tma_tiles
 from evofeed.kernels.runtime.projection import aligned, resident_programs
 
-ROWS = 64  # rows a program takes at a time
+ROWS = 64  # of a tile
 WARPS = 8
 
 
 def fits(x: Tensor, w1: Tensor) -> bool:
-    """Whether the kernel takes these rows `[M, C]`: Hopper, 16 bits, 64 to 256 channels."""
+    """True if the kernel takes these rows `[M, C]`: Hopper, 16 bits, 64 to 256 channels."""
     N, C = w1.shape
     return on_hopper(x, w1.dtype) and C in (64, 128, 256) and N % _hidden_each(C) == 0
 
 
 def _hidden_each(C: int) -> int:
-    """Hidden channels of a program: what the registers hold of both weights' gradients."""
+    """Hidden channels of a program, limited by registers for both weights' gradients."""
     return 64 if C == 256 else 128
 
 
 def run_hidden_grad(
     x: Tensor, dy: Tensor, w1: Tensor, b1: Tensor, w2: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """The gradient of the hidden layer before its relu `[M, N]`, and parts of others.
+    """The gradient of the hidden layer before its relu `[M, N]`, and partial sums of others.
 
     Of the first weight `[programs, N * C]`, the second `[programs, C * N]` and the first bias
     `[programs, N]`, from normalised rows x and the gradient dy of the result, both `[M, C]`.

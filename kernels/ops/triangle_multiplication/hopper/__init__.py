@@ -1,1 +1,1 @@
-"""Both ends of a triangle multiplication in Gluon for Hopper GPUs."""
+"""Input and output of a triangle multiplication in Gluon for Hopper GPUs."""

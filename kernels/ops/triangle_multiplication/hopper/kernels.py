@@ -1,11 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
-"""The two ends of a triangle multiplication on Hopper's tensor cores, in 16 bits, in Gluon.
+"""Input and output of a triangle multiplication on Hopper, in 16 bits, in Gluon.
 
-What `triton.py` computes, by programs that stay: each keeps its weights
-in shared memory and walks over tiles of pairs, the next tile on its way while this
-one is computed. Norms are folded into the products behind them: with W' = W gamma,
-W norm(x) = (W' x - mean W' 1) / std + W beta, so the tensor cores read tiles as they
-came.
+Computes the same as `triton.py` in persistent programs: each keeps its weights in shared
+memory and loops over tiles of pairs, with the next tile's copy in flight. Norms are folded
+into the products after them: with W' = W gamma, W norm(x) = (W' x - mean W' 1) / std + W beta,
+so the tensor cores read tiles that were not normalised.
 
 Letters: M = B * R * R pairs, C channels of the pair representation, E hidden channels.
 """
@@ -19,7 +18,6 @@ from evofeed.kernels.runtime.hopper_tiles import (
     lines_of,
     load_drop,
     mma_layout,
-    no_sums,
     rounded,
     sigmoid_of_half,
     store_columns,
@@ -27,9 +25,10 @@ from evofeed.kernels.runtime.hopper_tiles import (
     store_sums,
     tiles_of,
     vectors_of,
+    zero_sums,
 )
 
-HALF = gl.constexpr(0.5)  # of a gate: what its sigmoid takes
+HALF = gl.constexpr(0.5)  # of a gate, the argument of `sigmoid_of_half`
 
 
 @gluon.jit
@@ -50,8 +49,8 @@ def _fold_norm(tile, W, BIAS, GAMMA, BETA, factor):
 
 
 @gluon.jit
-def _keep_folded(tile, vectors, first, W, BIAS, GAMMA, BETA, factor):
-    """`_fold_norm`, what it returns kept in vectors `first` and on."""
+def _store_folded(tile, vectors, first, W, BIAS, GAMMA, BETA, factor):
+    """`_fold_norm`, with its results stored in vectors `first` and `first + 1`."""
     shift, total = _fold_norm(tile, W, BIAS, GAMMA, BETA, factor)
     vectors.index(first).store(shift)
     vectors.index(first + 1).store(total)
@@ -66,8 +65,8 @@ def _load_stats(STATS, rows, M):
 
 
 @gluon.jit
-def _by_row(product, rstd, centre, vectors, first):
-    """The product of normalised rows, from that of rows as they are (`_fold_norm`)."""
+def _normalised(product, rstd, centre, vectors, first):
+    """The product of normalised rows from the product of plain rows (`_fold_norm`)."""
     of_column: gl.constexpr = gl.SliceLayout(0, product.type.layout)
     shift = vectors.index(first).load(of_column)
     total = vectors.index(first + 1).load(of_column)
@@ -90,20 +89,20 @@ def triangle_in_grad_kernel(
     part = gl.program_id(0) % (2 * PARTS)
     half, e0 = part // PARTS, part % PARTS * BLOCK_E
     program, programs = gl.program_id(0) // (2 * PARTS), gl.num_programs(0) // (2 * PARTS)
-    own = half * 2 * E + e0
-    W += own * C
-    BIAS += own
-    DP += own
+    row0 = half * 2 * E + e0
+    W += row0 * C
+    BIAS += row0
+    DP += row0
     DAB += (half * E + e0).to(gl.int64) * M
     w_tiles, vectors = tiles_of(dtype, 2, BLOCK_E, C), vectors_of(4, BLOCK_E)
-    _keep_folded(w_tiles.index(0), vectors, 0, W, BIAS, GAMMA, BETA, 1.0)
-    _keep_folded(w_tiles.index(1), vectors, 2, W + E * C, BIAS + E, GAMMA, BETA, HALF)
+    _store_folded(w_tiles.index(0), vectors, 0, W, BIAS, GAMMA, BETA, 1.0)
+    _store_folded(w_tiles.index(1), vectors, 2, W + E * C, BIAS + E, GAMMA, BETA, HALF)
     z_tiles, dab_tiles = tiles_of(dtype, 2, BLOCK_M, C), tiles_of(dtype, 2, BLOCK_E, BLOCK_M)
     dg_tile = tiles_of(dtype, 1, BLOCK_M, BLOCK_E).index(0)
     dp_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_E], dtype)
     zeros = gl.full([BLOCK_M, BLOCK_E], 0.0, gl.float32, mma)
     hopper.fence_async_shared()
-    sum_p, sum_g = no_sums(BLOCK_M, BLOCK_E), no_sums(BLOCK_M, BLOCK_E)
+    sum_p, sum_g = zero_sums(BLOCK_M, BLOCK_E), zero_sums(BLOCK_M, BLOCK_E)
     copy_rows(z_tiles.index(0), Z, program * BLOCK_M, M, C)
     copy_columns(dab_tiles.index(0), DAB, program * BLOCK_M, M)
     cp.commit_group()
@@ -125,11 +124,11 @@ def triangle_in_grad_kernel(
         cp.commit_group()
         dy = float32(dab_tiles.index(slot).permute((1, 0)).load(mma)) * mask[:, None]
         g = hopper.warpgroup_mma_wait(1, [g])
-        sig = sigmoid_of_half(_by_row(g, rstd, centre, vectors, 2))
+        sig = sigmoid_of_half(_normalised(g, rstd, centre, vectors, 2))
         dp = dy * sig
         p, _ = hopper.warpgroup_mma_wait(0, [p, z])
-        p = _by_row(p, rstd, centre, vectors, 0)
-        barrier()  # all have read dab
+        p = _normalised(p, rstd, centre, vectors, 0)
+        barrier()  # all warps have read dab
         dp_tile = dab_tiles.index(slot)._reinterpret(dtype, [BLOCK_M, BLOCK_E], dp_shared)
         dp_tile.store(dp.to(dtype))
         dg_tile.store((dp * p * (1.0 - sig)).to(dtype))
@@ -138,7 +137,7 @@ def triangle_in_grad_kernel(
         sum_g = add_columns(sum_g, store_rows(DP + E, dg_tile, first, M, dp_m))
         slot = 1 - slot
     cp.wait_group(0)
-    PARTIAL += program * 4 * E + own
+    PARTIAL += program * 4 * E + row0
     store_sums(PARTIAL, sum_p)
     store_sums(PARTIAL + E, sum_g)
 
@@ -157,8 +156,8 @@ def triangle_out_kernel(
     of_x: gl.constexpr = gl.SliceLayout(1, operand)
     wz_tile, wg_tile = tiles_of(dtype, 1, C, E).index(0), tiles_of(dtype, 1, C, C).index(0)
     vectors = vectors_of(4, C)
-    _keep_folded(wz_tile, vectors, 0, WZ, BZ, GAMMA_X, BETA_X, 1.0)
-    _keep_folded(wg_tile, vectors, 2, WG, BG, GAMMA_Z, BETA_Z, HALF)
+    _store_folded(wz_tile, vectors, 0, WZ, BZ, GAMMA_X, BETA_X, 1.0)
+    _store_folded(wg_tile, vectors, 2, WG, BG, GAMMA_Z, BETA_Z, HALF)
     x_tiles, z_tiles = tiles_of(dtype, 2, E, BLOCK_M), tiles_of(dtype, 2, BLOCK_M, C)
     hopper.fence_async_shared()
     program, programs = gl.program_id(0), gl.num_programs(0)
@@ -194,9 +193,9 @@ def triangle_out_kernel(
         centre = gl.convert_layout(-mean * rstd, gl.SliceLayout(1, mma))
         rstd = gl.convert_layout(rstd, gl.SliceLayout(1, mma))
         g, _ = hopper.warpgroup_mma_wait(1, [g, z])
-        sig = sigmoid_of_half(_by_row(g, rstd_z, centre_z, vectors, 2))
+        sig = sigmoid_of_half(_normalised(g, rstd_z, centre_z, vectors, 2))
         y, _ = hopper.warpgroup_mma_wait(0, [y, xs])
-        out = _by_row(y, rstd, centre, vectors, 0) * sig
+        out = _normalised(y, rstd, centre, vectors, 0) * sig
         if HAS_DROP:
             out *= float32(drop)
         if HAS_RES:
@@ -216,7 +215,7 @@ def triangle_out_grad_kernel(
     C: gl.constexpr, E: gl.constexpr, BLOCK_M: gl.constexpr, HAS_DROP: gl.constexpr,
     DROP_STEP: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Backward of `triangle_out_kernel`, both products rebuilt.
+    """Backward of `triangle_out_kernel`; both products are recomputed.
 
     Writes the gradient of X (channels first), that of the gate before its sigmoid (DGATE,
     row stride dg_m), and each program's sums: PARTIAL_W `[programs, E, C]` of x_hat^T dy, where
@@ -235,15 +234,15 @@ def triangle_out_grad_kernel(
     x_lines: gl.constexpr = lines_of(BLOCK_M, num_warps)
     wz_tile, wg_tile = tiles_of(dtype, 1, C, E).index(0), tiles_of(dtype, 1, C, C).index(0)
     vectors = vectors_of(4, C)
-    _keep_folded(wz_tile, vectors, 0, WZ, BZ, GAMMA_X, BETA_X, 1.0)
-    _keep_folded(wg_tile, vectors, 2, WG, BG, GAMMA_Z, BETA_Z, HALF)
+    _store_folded(wz_tile, vectors, 0, WZ, BZ, GAMMA_X, BETA_X, 1.0)
+    _store_folded(wg_tile, vectors, 2, WG, BG, GAMMA_Z, BETA_Z, HALF)
     x_tiles, z_tiles = tiles_of(dtype, 2, E, BLOCK_M), tiles_of(dtype, 2, BLOCK_M, C)
     d_tiles = tiles_of(dtype, 2, BLOCK_M, C)
     program, programs = gl.program_id(0), gl.num_programs(0)
     zeros = gl.full([BLOCK_M, C], 0.0, gl.float32, mma)
     x_zeros = gl.full([E, BLOCK_M], 0.0, gl.float32, x_mma)
     dw = gl.full([E, C], 0.0, gl.float32, w_mma)
-    sum_y, sum_gate = no_sums(BLOCK_M, C), no_sums(BLOCK_M, C)
+    sum_y, sum_gate = zero_sums(BLOCK_M, C), zero_sums(BLOCK_M, C)
     start = program * BLOCK_M
     copy_rows(z_tiles.index(0), Z, start, M, C)
     copy_columns(x_tiles.index(0), XT, start, M)
@@ -281,7 +280,7 @@ def triangle_out_grad_kernel(
         if HAS_DROP:
             dy *= float32(drop)
         g = hopper.warpgroup_mma_wait(1, [g])
-        sig = sigmoid_of_half(_by_row(g, rstd_z, centre_z, vectors, 2))
+        sig = sigmoid_of_half(_normalised(g, rstd_z, centre_z, vectors, 2))
         dy *= sig
         d_tile.store(dy.to(dtype))
         y = hopper.warpgroup_mma_wait(0, [y])

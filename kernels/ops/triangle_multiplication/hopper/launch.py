@@ -1,4 +1,4 @@
-"""Launches of the triangle kernels for Hopper cards: which inputs they take, on how many programs.
+"""Launches of the triangle kernels for Hopper cards: their inputs and programs.
 
 Letters as in `op.py`: M pairs, C pair channels, E hidden channels.
 """
@@ -21,15 +21,15 @@ from evofeed.kernels.runtime.backend import on_hopper
 from evofeed.kernels.runtime.launching import launch, tma_tiles
 from evofeed.kernels.runtime.projection import Drop, aligned, resident_programs
 
-ROWS = 64  # pairs a program takes at a time
+ROWS = 64  # pairs of a tile
 WARPS = 8
-GRAD_PART = 64  # channels of a or b that a program of the projections' gradient takes
-GRAD_WARPS = 4  # of such a program, of which two still share a multiprocessor
-MANY = 1 << 15  # pairs from which on projections by two groups of warps are faster than Triton's
+GRAD_PART = 64  # channels of a or b of a program of the projections' gradient
+GRAD_WARPS = 4  # of such a program, so that two share a multiprocessor
+MANY = 1 << 15  # pairs from which projections by two groups of warps are faster than Triton's
 
 
 def fits(z: Tensor, E: int, dtype: torch.dtype) -> bool:
-    """Whether the kernels take these pairs: Hopper, 16 bits, lines that start at 16 bytes."""
+    """True if the kernels take these pairs: Hopper, 16 bits, rows aligned to 16 bytes."""
     C = z.shape[-1]
     return (
         on_hopper(z, dtype)
@@ -42,7 +42,7 @@ def fits(z: Tensor, E: int, dtype: torch.dtype) -> bool:
 
 
 def projects(z: Tensor, E: int, dtype: torch.dtype) -> bool:
-    """Whether a kernel by hand makes the projections too: of 128 channels and many pairs."""
+    """True if a hand-written kernel computes the projections too: 128 channels, many pairs."""
     return fits(z, E, dtype) and E == 128 and z.numel() // E >= MANY
 
 
@@ -69,7 +69,7 @@ def run_in_grad(
     z: Tensor, stats: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor,
     mask: Tensor, dab: Tensor, dpacked: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Fills the first 4E columns of dpacked; returns parts of the sums of these columns."""
+    """Fills the first 4E columns of dpacked; returns partial sums of these columns."""
     parts = 2 * z.shape[-1] // GRAD_PART
     programs = resident_programs(z, mask.numel(), ROWS, parts, 2)
     partial = torch.empty((programs, bias.numel()), dtype=torch.float32, device=z.device)
@@ -87,7 +87,7 @@ def run_out(
     gamma_z: Tensor, beta_z: Tensor, wg: Tensor, bg: Tensor, drop: Drop, residual: bool,
     out: Tensor, eps: float,
 ) -> None:  # fmt: skip
-    """Fills the result and the second statistics, those of X; the first are z's."""
+    """Fills the result and the second statistics, of X; the first are z's."""
     launch(
         triangle_out_kernel, (resident_programs(z, stats.shape[-1], ROWS),),
         (xt, gamma_x, beta_x, wz, bz, aligned(z), stats[0], gamma_z, beta_z, wg, bg,
@@ -104,7 +104,7 @@ def run_out_grad(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Fills dxt and dgate `[M, C]`.
 
-    Returns the gradient of wz, and one after the other those of gamma_x, beta_x, bz and bg.
+    Returns the gradient of wz, and those of gamma_x, beta_x, bz and bg in one tensor.
     """
     programs, (C, E) = resident_programs(z, stats.shape[-1], ROWS), wz.shape
     partial_w = torch.empty((programs, E, C), dtype=torch.float32, device=z.device)

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
 """The gated projections of a triangle multiplication on Hopper: a warp loads, two groups multiply.
 
-What Triton's `triangle_in_kernel` computes. All weights stay in shared memory; each group of four
-warps has tiles of pairs of its own, so that one's products run while the other finishes. A tile is
-normalised in registers, where tensor cores take it from.
+Computes the same as Triton's `triangle_in_kernel`. All weights stay in shared memory; each group
+of four warps has separate tiles of pairs, so that one's products run while the other finishes. A
+tile is normalised in registers, from where tensor cores read it.
 
 Letters: M pairs, C channels of the pairs, E hidden channels.
 """
@@ -13,7 +13,7 @@ from evofeed.kernels.runtime.hopper_tiles import (
     bars_of,
     fetch,
     float32,
-    keep_vector,
+    load_vector,
     tanh,
     tiles_of,
     vectors_of,
@@ -36,10 +36,10 @@ def _load(z_rows, w_rows, z_tiles, w_tiles, bars, M):
     programs, tiles = gl.num_programs(0) * GROUPS, gl.cdiv(M, BLOCK_M)
     for start in range(gl.program_id(0) * GROUPS, tiles, programs):
         for g in gl.static_range(GROUPS):
-            bar, there = full.index(g), start + g < tiles
+            bar, exists = full.index(g), start + g < tiles
             mbarrier.wait(free.index(g), turn)
-            mbarrier.expect(bar, BLOCK_M * C * 2, pred=there)
-            fetch(z_tiles.index(g), z_rows, (start + g) * BLOCK_M, 0, bar, there)
+            mbarrier.expect(bar, BLOCK_M * C * 2, pred=exists)
+            fetch(z_tiles.index(g), z_rows, (start + g) * BLOCK_M, 0, bar, exists)
         turn ^= 1
 
 
@@ -47,7 +47,7 @@ def _load(z_rows, w_rows, z_tiles, w_tiles, bars, M):
 def _compute(
     MASK, STATS, ab_rows, z_tiles, w_tiles, ab_tiles, vectors, bars, M, eps, GROUP: gl.constexpr
 ):
-    """Four warps with tiles of their own."""
+    """A group of four warps: norm, projections and gates of every GROUPS-th tile."""
     BLOCK_M: gl.constexpr = z_tiles.shape[1]
     E: gl.constexpr = w_tiles.shape[1]
     C: gl.constexpr = w_tiles.shape[2]
@@ -65,8 +65,8 @@ def _compute(
     programs = gl.num_programs(0) * GROUPS
     for tile in range(gl.program_id(0) * GROUPS + GROUP, gl.cdiv(M, BLOCK_M), programs):
         first = tile * BLOCK_M
-        own = first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, mma))
-        half = gl.load(MASK + own, mask=own < M, other=0.0).to(gl.float32) * 0.5
+        mask_rows = first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, mma))
+        half = gl.load(MASK + mask_rows, mask=mask_rows < M, other=0.0).to(gl.float32) * 0.5
         mbarrier.wait(full.index(GROUP), phase)
         z = float32(z_tile.load(left))
         mean = gl.sum(z, 1) / C
@@ -109,13 +109,13 @@ def triangle_projections_kernel(
     dtype: gl.constexpr = z_rows.dtype
     z_tiles, w_tiles = tiles_of(dtype, GROUPS, BLOCK_M, C), tiles_of(dtype, 4, E, C)
     ab_tiles = tiles_of(dtype, GROUPS, E, BLOCK_M)
-    bars = (bars_of(GROUPS), bars_of(GROUPS), bars_of(1))  # tiles there, tiles read, weights there
+    bars = (bars_of(GROUPS), bars_of(GROUPS), bars_of(1))  # tiles full, tiles free, weights full
     norm, biases = vectors_of(2, C), vectors_of(4, E)
-    keep_vector(norm.index(0), GAMMA, 1.0)
-    keep_vector(norm.index(1), BETA, 1.0)
+    load_vector(norm.index(0), GAMMA, 1.0)
+    load_vector(norm.index(1), BETA, 1.0)
     for n in gl.static_range(2):
-        keep_vector(biases.index(2 * n), BIAS + 2 * n * E, 1.0)
-        keep_vector(biases.index(2 * n + 1), BIAS + (2 * n + 1) * E, 0.5)  # tanh takes half
+        load_vector(biases.index(2 * n), BIAS + 2 * n * E, 1.0)
+        load_vector(biases.index(2 * n + 1), BIAS + (2 * n + 1) * E, 0.5)  # tanh takes half
     vectors = (norm, biases)
     gl.warp_specialize(
         [
