@@ -15,7 +15,7 @@ from evofeed.featurize.formats.reading import FileRef
 from evofeed.featurize.inputs.clusters import NO_CLUSTER, cluster_sizes
 from evofeed.featurize.inputs.discovery import discover
 from evofeed.featurize.inputs.queries import query_of
-from evofeed.featurize.inputs.roads.parts import read_part
+from evofeed.featurize.inputs.readers.parts import read_part
 from evofeed.featurize.inputs.sources import SUBFOLDERS, ChainSource, Role, why_unread
 from evofeed.featurize.records.chain import chain_in
 from evofeed.featurize.structures.other_molecules import describe_molecules

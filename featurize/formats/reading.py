@@ -45,7 +45,7 @@ class FileRef(NamedTuple):
         offset: its first byte in the file.
         size: its bytes; None is the rest of the file.
         part: selects one chain's rows of a file with those of several, in the form of
-            `roads.parts`: such an input is read by `roads.parts.read_part`.
+            `readers.parts`: such an input is read by `readers.parts.read_part`.
     """
 
     name: str

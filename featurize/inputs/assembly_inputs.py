@@ -11,7 +11,7 @@ from evofeed.base.errors import InputError
 from evofeed.featurize.formats.colabfold_a3m import assembly_in
 from evofeed.featurize.formats.fasta import BASES
 from evofeed.featurize.formats.reading import plain
-from evofeed.featurize.inputs.roads.complexes import LEFT_OUT
+from evofeed.featurize.inputs.readers.job_files import LEFT_OUT
 from evofeed.featurize.inputs.sources import ChainSource
 
 

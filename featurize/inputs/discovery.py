@@ -33,16 +33,16 @@ from evofeed.featurize.inputs.accounting import (
     unused_files,
     unused_structures,
 )
-from evofeed.featurize.inputs.roads.alignments import (
+from evofeed.featurize.inputs.readers.alignments import (
     chain_folders,
     from_ffindex,
     from_target,
     index_files,
 )
-from evofeed.featurize.inputs.roads.complexes import SUFFIXES as JOB_FILES
-from evofeed.featurize.inputs.roads.complexes import from_job, is_job
-from evofeed.featurize.inputs.roads.tables import SUFFIXES as TABLES
-from evofeed.featurize.inputs.roads.tables import alignment_file
+from evofeed.featurize.inputs.readers.job_files import SUFFIXES as JOB_FILES
+from evofeed.featurize.inputs.readers.job_files import from_job, is_job
+from evofeed.featurize.inputs.readers.tables import SUFFIXES as TABLES
+from evofeed.featurize.inputs.readers.tables import alignment_file
 from evofeed.featurize.inputs.side_files import (
     FASTA_DIRS,
     STRUCTURE_DIRS,

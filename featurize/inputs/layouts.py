@@ -23,9 +23,14 @@ from evofeed.featurize.formats.reading import (
     read_head,
 )
 from evofeed.featurize.inputs.queries import query_of
-from evofeed.featurize.inputs.roads.alignments import chain_folders, from_complex, from_target
-from evofeed.featurize.inputs.roads.complexes import Molecule, is_other, left_out_note, molecule_of
-from evofeed.featurize.inputs.roads.tables import alignment_file, alignment_named, chai_name, stem
+from evofeed.featurize.inputs.readers.alignments import chain_folders, from_complex, from_target
+from evofeed.featurize.inputs.readers.job_files import (
+    Molecule,
+    is_other,
+    left_out_note,
+    molecule_of,
+)
+from evofeed.featurize.inputs.readers.tables import alignment_file, alignment_named, chai_name, stem
 from evofeed.featurize.inputs.side_files import SideFiles, first_dir, first_file
 from evofeed.featurize.inputs.sources import SUBFOLDERS, ChainSource, is_alignment
 from evofeed.featurize.structures.listing import list_chains

@@ -17,7 +17,7 @@ from evofeed.featurize.formats.msa import Msa, merge
 from evofeed.featurize.formats.reading import FileRef, read_bytes
 from evofeed.featurize.formats.species import pairing_species, species_of
 from evofeed.featurize.inputs.assembly_inputs import AssemblySource
-from evofeed.featurize.inputs.roads.parts import parse_msa, read_part
+from evofeed.featurize.inputs.readers.parts import parse_msa, read_part
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.structures.other_molecules import describe_molecules
 from evofeed.featurize.structures.structure import Structure

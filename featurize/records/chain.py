@@ -15,7 +15,7 @@ from evofeed.featurize.formats.fasta import checked_sequence, nucleic_acid, pars
 from evofeed.featurize.formats.hits import TemplateHit, parse_hhr, parse_hmmsearch
 from evofeed.featurize.formats.msa import Msa, merge, single_row
 from evofeed.featurize.formats.reading import FileRef, file_ref, sha256
-from evofeed.featurize.inputs.roads.parts import parse_msa, read_part
+from evofeed.featurize.inputs.readers.parts import parse_msa, read_part
 from evofeed.featurize.inputs.sources import ChainSource, Role, why_unread
 from evofeed.featurize.records.template_library import TemplateLibrary, template_library
 from evofeed.featurize.records.templates import (

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from tests.conftest import golden_files
-from tests.featurize.test_roads import write
+from tests.featurize.test_readers import write
 
 from evofeed.base.errors import InputError, LoneChain
 from evofeed.featurize import (

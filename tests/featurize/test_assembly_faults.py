@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.conftest import evofeed
 from tests.featurize.test_assemblies import QUERY_A, QUERY_B, fasta_folder, featurized
-from tests.featurize.test_roads import write
+from tests.featurize.test_readers import write
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import assembly_sources, discover, featurize_assembly, featurize_chain

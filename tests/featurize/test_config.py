@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.test_roads import write
+from tests.featurize.test_readers import write
 
 from evofeed.base.errors import InputError, MsaError
 from evofeed.featurize import (

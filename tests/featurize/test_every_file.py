@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.featurize.test_pdb import protein, residue
-from tests.featurize.test_roads import write
+from tests.featurize.test_readers import write
 
 from evofeed.base.errors import InputError, JobError, UnusedInput
 from evofeed.featurize import check_input, discover, featurize_chain

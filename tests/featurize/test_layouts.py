@@ -17,7 +17,7 @@ import zstandard
 from tests.conftest import golden_files
 from tests.featurize.golden import INPUTS, openfold_record
 from tests.featurize.test_pdb import residue
-from tests.featurize.test_roads import write
+from tests.featurize.test_readers import write
 
 from evofeed.base.errors import InputError
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain

@@ -20,7 +20,7 @@ import zstandard
 from tests.featurize.search.family import search_fasta
 from tests.featurize.test_mmcif import small
 from tests.featurize.test_pdb import line
-from tests.featurize.test_roads import write
+from tests.featurize.test_readers import write
 from tests.featurize.test_templates import HHR
 
 from evofeed.base.errors import EvofeedError, InputError, MmcifError, MsaError, TemplateError

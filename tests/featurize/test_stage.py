@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.bucket import Bucket, local_bucket
 from tests.conftest import exit_code
-from tests.featurize.test_roads import A, write
+from tests.featurize.test_readers import A, write
 
 from evofeed.base.errors import InputError, StoreError
 from evofeed.featurize import discover, featurize_chain, stage_input

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.featurize.mutations import mutate
-from tests.featurize.test_roads import COMPLEX, MSA, A, B, af3, write
+from tests.featurize.test_readers import COMPLEX, MSA, A, B, af3, write
 
 from evofeed.base.errors import EvofeedError, InputError
 from evofeed.featurize import ChainSource, discover, featurize_chain
@@ -57,7 +57,7 @@ def clustered(path: Path) -> None:
     assert set(cluster_sizes(str(path), CHAINS)) == {"1abc_A", "2abc_B"}
 
 
-ROADS: dict[str, Callable[[Path], None]] = {
+READERS: dict[str, Callable[[Path], None]] = {
     "clusters": clustered,
     **dict.fromkeys(("x.a3m", "x.json", "x.yaml", "x.csv", "x.aligned.pqt"), featurized),
     **dict.fromkeys(("x.fasta", "x_a3m.ffindex"), featurized),
@@ -65,15 +65,15 @@ ROADS: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(ROADS))
+@pytest.mark.parametrize("name", list(READERS))
 def test_a_damaged_file_is_a_typed_error_or_a_record(name: str, tmp_path: Path) -> None:
     sound = text_of(tmp_path, name)
-    folder, beside = tmp_path / "in", {"msas/A/x.a3m": MSA} if "/" in name else {}
-    write(folder, beside or {"x_a3m.ffdata": MSA * 2})
-    ROADS[name](write_bytes(folder / name, sound))
+    folder, others = tmp_path / "in", {"msas/A/x.a3m": MSA} if "/" in name else {}
+    write(folder, others or {"x_a3m.ffdata": MSA * 2})
+    READERS[name](write_bytes(folder / name, sound))
     for case in range(CASES):
         try:
-            ROADS[name](write_bytes(folder / name, mutate([sound], f"{name}:{case}")))
+            READERS[name](write_bytes(folder / name, mutate([sound], f"{name}:{case}")))
         except InputError as error:
             assert error.message and str(folder) in str(error.path), f"{name}:{case}"
 

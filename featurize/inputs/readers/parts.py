@@ -16,12 +16,12 @@ from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.featurize.formats.msa import Msa
 from evofeed.featurize.formats.reading import FileRef, file_ref, read_bytes
 from evofeed.featurize.formats.stockholm import parse_stockholm
-from evofeed.featurize.inputs.roads import complexes, tables
+from evofeed.featurize.inputs.readers import job_files, tables
 
 _ROWS_OF: Final[dict[str, Callable[[bytes, str, str], bytes]]] = {
     "complex": colabfold_a3m.rows_of,
     "paired": functools.partial(colabfold_a3m.rows_of, paired=True),
-    "job": complexes.rows_of,
+    "job": job_files.rows_of,
     "table": tables.rows_of,
 }
 

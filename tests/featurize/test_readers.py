@@ -17,7 +17,7 @@ from evofeed.base.errors import InputError
 from evofeed.featurize import ChainSource, FeaturizeConfig, check_input, discover, featurize_chain
 from evofeed.featurize.entries.input import EntriesInput
 from evofeed.featurize.entries.job import prepare_entries
-from evofeed.featurize.inputs.roads.tables import chai_name
+from evofeed.featurize.inputs.readers.tables import chai_name
 from evofeed.featurize.job.run import run_job
 from evofeed.featurize.job.show import _common_notes
 from evofeed.store import Dataset

@@ -24,7 +24,7 @@ from evofeed.featurize.formats.reading import (
     read_bytes,
     read_head,
 )
-from evofeed.featurize.inputs.roads.tables import alignment_named
+from evofeed.featurize.inputs.readers.tables import alignment_named
 from evofeed.featurize.inputs.side_files import SideFiles, first_file
 from evofeed.featurize.inputs.sources import ChainSource
 

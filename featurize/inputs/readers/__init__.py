@@ -1,0 +1,1 @@
+"""Readers of other programs' inputs: alignments, job files and tables."""

@@ -1,1 +1,0 @@
-"""Inputs of other programs, one module each: what their files hold for one chain."""
