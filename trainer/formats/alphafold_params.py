@@ -3,7 +3,7 @@
 An `.npz` key is `alphafold/alphafold_iteration/<scope>//<name>`. Repeated blocks
 are stacked on axis 0, weights are transposed, heads have a separate axis: every
 array is our parameter transposed and reshaped.
-`alphafold_names.yaml` maps each scope to a module of ours and its kind.
+`alphafold_names.yaml` maps each scope to one of our modules and its kind.
 """
 
 from __future__ import annotations
