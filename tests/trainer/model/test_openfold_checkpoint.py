@@ -35,7 +35,7 @@ def trained() -> AlphaFold:
 
 def _same(a: AlphaFold, b: AlphaFold) -> bool:
     pairs = zip(a.parameters(), b.parameters(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
+    return all(torch.equal(x, y) for x, y in pairs)
 
 
 def _names_before_multimer(state: dict[str, Tensor]) -> dict[str, Tensor]:

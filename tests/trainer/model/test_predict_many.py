@@ -283,12 +283,12 @@ def test_padding_rows_of_an_alignment_are_omitted_on_a_cpu_and_change_nothing() 
     pairs = []
     for clusters, extra in ((6, 8), (12, 7)):  # with extra rows, and with none
         sizes = {"max_msa_clusters": clusters, "max_extra_msa": extra, "max_templates": 1}
-        short = prediction_batch(record, model, no_recycling_iters=1, **sizes)
-        whole = record_batch(record, no_recycling_iters=1, **sizes)
-        assert short["msa_feat"].shape[2] == min(clusters, 9)
-        assert short["extra_msa"].shape[2] == max(1, 9 - clusters)
+        unpadded = prediction_batch(record, model, no_recycling_iters=1, **sizes)
+        padded = record_batch(record, no_recycling_iters=1, **sizes)
+        assert unpadded["msa_feat"].shape[2] == min(clusters, 9)
+        assert unpadded["extra_msa"].shape[2] == max(1, 9 - clusters)
         with torch.no_grad():
-            for batch in (short, whole):
+            for batch in (unpadded, padded):
                 doubled = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
                 pairs.append(model.eval()(doubled)["pair"])
         torch.testing.assert_close(pairs[-2], pairs[-1], rtol=1e-9, atol=1e-9)

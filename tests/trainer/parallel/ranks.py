@@ -70,13 +70,13 @@ def sharded_model(
             dist.all_reduce(parameter.grad, group=axis.group)
     if axis.rank:
         return {}
-    whole = build()
-    loss, outputs = _step(whole, batch)
+    unsharded = build()
+    loss, outputs = _step(unsharded, batch)
     differences = {"loss": _difference(our_loss, loss)}
     for name in ("msa", "pair", "single", "final_atom_positions", "distogram_logits"):
         differences[f"output {name}"] = _difference(our_outputs[name], outputs[name])
-    grads = [p.grad.abs().max().item() for p in whole.parameters() if p.grad is not None]
-    for (name, theirs), ours in zip(whole.named_parameters(), shared.parameters(), strict=True):
+    grads = [p.grad.abs().max().item() for p in unsharded.parameters() if p.grad is not None]
+    for (name, theirs), ours in zip(unsharded.named_parameters(), shared.parameters(), strict=True):
         assert (theirs.grad is None) == (ours.grad is None), name
         if theirs.grad is None or ours.grad is None:
             continue
@@ -118,7 +118,7 @@ def fused_block(axis: Axis) -> dict[str, float]:
     from evofeed.kernels.runtime.backend import interpreted
 
     shared, (m, z, msa_mask, pair_mask) = small_stack(3, 5)
-    whole = copy.deepcopy(shared)
+    unsharded = copy.deepcopy(shared)
     to_fused(parallelize(shared, axis))
     differences = {}
     with interpreted(), quick_interpreter():
@@ -129,7 +129,7 @@ def fused_block(axis: Axis) -> dict[str, float]:
                 value /= axis.size
         if axis.rank:
             return {}
-        theirs = _results(whole, m, z, msa_mask, pair_mask)
+        theirs = _results(unsharded, m, z, msa_mask, pair_mask)
     least = 1e-3 * max(value.abs().max().item() for value in theirs["weight"].values())
     for kind, values in ours.items():
         for name, value in values.items():
@@ -211,10 +211,10 @@ def in_chunks(axis: Axis) -> dict[str, float]:
     differences, budget = {}, rows.CPU_BYTES
     for case, (config, batch) in cases.items():
         batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
-        whole = _random(config).double().eval()
-        shared = parallelize(copy.deepcopy(whole), axis)
+        unsharded = _random(config).double().eval()
+        shared = parallelize(copy.deepcopy(unsharded), axis)
         with torch.no_grad():
-            expected = whole(batch)
+            expected = unsharded(batch)
             expected["pair"] = axis.part(expected["pair"], -3)
             for nbytes in (2000, budget):  # a row or two of everything; all at once
                 rows.CPU_BYTES = nbytes
@@ -231,10 +231,10 @@ def in_chunks(axis: Axis) -> dict[str, float]:
 def few_residues(axis: Axis) -> dict[str, float]:
     """Prediction of a chain of one residue, of which only the first rank has a part."""
     batch = _batch(torch.float64, num_res=1, num_seq=1, num_extra_seq=2, num_templates=1)
-    whole = _exact()().eval()
-    shared = parallelize(copy.deepcopy(whole), axis)
+    unsharded = _exact()().eval()
+    shared = parallelize(copy.deepcopy(unsharded), axis)
     with torch.no_grad():
-        outputs, expected = shared(batch), whole(batch)
+        outputs, expected = shared(batch), unsharded(batch)
     names = ("msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt")
     return {name: _difference(outputs[name], expected[name]) for name in names}
 
@@ -246,11 +246,11 @@ def products(axis: Axis) -> dict[str, float]:
     ab, d = torch.randn(2, E, 2, N, N).double(), torch.randn(E, 2, N, N).double()
     differences = {}
     for outgoing in (True, False):
-        whole = ab.clone().requires_grad_()
-        a, b = whole
+        full = ab.clone().requires_grad_()
+        a, b = full
         expected = a @ b.mT if outgoing else a.mT @ b
         (expected * d).sum().backward()
-        grad = whole.grad
+        grad = full.grad
         assert grad is not None
         for kind in (RowProduct, ChannelProduct):
             product = kind(axis, N)
@@ -283,21 +283,21 @@ def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
     differences: dict[str, float] = {}
     for dtype, C in ((torch.bfloat16, 8), (torch.float32, 3)):
         torch.manual_seed(4)
-        whole = torch.randn(2, 2, 7, C).to(dtype)
+        full = torch.randn(2, 2, 7, C).to(dtype)
         for split, join in ((-2, -3), (-3, -2)):  # with an empty part on three ranks
-            part = exchanged(axis.part(whole, join), axis, split, join, whole.shape[join])
-            differences[f"exchange {split} {dtype}"] = _difference(part, axis.part(whole, split))
+            part = exchanged(axis.part(full, join), axis, split, join, full.shape[join])
+            differences[f"exchange {split} {dtype}"] = _difference(part, axis.part(full, split))
         for dim in (-3, -2):
             name = f"{dim} {dtype}"
-            full = gathered(axis.part(whole, dim), axis, dim, whole.shape[dim])
-            differences[f"gather {name}"] = _difference(full, whole)
-            added = whole * (1 + axis.rank)
-            expected = axis.part(whole, dim) * (axis.size * (axis.size + 1) // 2)
+            result = gathered(axis.part(full, dim), axis, dim, full.shape[dim])
+            differences[f"gather {name}"] = _difference(result, full)
+            added = full * (1 + axis.rank)
+            expected = axis.part(full, dim) * (axis.size * (axis.size + 1) // 2)
             differences[f"reduce {name}"] = _difference(reduced(added, axis, dim), expected)
     small = (1, 4, 3, 8)
-    differences["checked"] = float(checked(axis, whole.device, small, 1) is not axis)
+    differences["checked"] = float(checked(axis, full.device, small, 1) is not axis)
     spoilt = replace(axis, memory=cast(PeerMemory, Spoilt(axis.memory)))
-    differences["spoilt"] = float(checked(spoilt, whole.device, small, 1).memory is not None)
+    differences["spoilt"] = float(checked(spoilt, full.device, small, 1).memory is not None)
     assert not axis.memory.fits(torch.float32, 1 << 20) and not axis.memory.fits(torch.int32, 1)
     return differences
 

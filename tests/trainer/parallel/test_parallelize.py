@@ -189,9 +189,9 @@ def test_two_times_two_ranks_then_four_together_are_one_rank(
         expected = [line[name] for line in theirs]
         assert [line[name] for line in ours] == pytest.approx(expected, rel=1e-4)
     assert ours[-1]["metrics"] == pytest.approx(theirs[-1]["metrics"], rel=1e-3, abs=1e-4)
-    one, other = (newest_checkpoint(folder / "checkpoints") for folder in (alone, shared))
-    assert one is not None and other is not None
-    assert one.state["loader"] == other.state["loader"]
+    single, sharded = (newest_checkpoint(folder / "checkpoints") for folder in (alone, shared))
+    assert single is not None and sharded is not None
+    assert single.state["loader"] == sharded.state["loader"]
     facts = json.loads((shared / RUN).read_text())
     assert facts["samples_per_step"] == 2 and facts["world_size"] == 4
 
