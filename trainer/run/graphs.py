@@ -1,11 +1,11 @@
-"""Forward and backward recorded as CUDA graphs once per shape of a sample, and replayed.
+"""CUDA graphs of forward and backward, recorded once per shape of a sample and replayed.
 
 The full model launches tens of thousands of kernels a step, most of them shorter
 than the CPU needs to launch one; a replay launches all of them at once. Shapes are
 fixed by the crop; the number of recycles is not. So there are three recordings: one
 pass without gradient, replayed as often as a batch asks for, then the last pass and
-its backward. A model that cannot pass on what it recycles is recorded whole, once
-for every number of recycles.
+its backward. A model without separate passes is recorded as one graph, once for
+every number of recycles.
 
 Random numbers stay right: a replay takes seed and offset from the generator, which
 is seeded before every sample.
@@ -26,13 +26,13 @@ _MOST_RECORDINGS = 8  # whole chains have any length: those run eagerly from her
 _LOG = logging.getLogger(__name__)
 
 State = tuple[Tensor, ...]
-"""What one pass hands to the next."""
+"""Recycled tensors, from one pass to the next."""
 Forward = Callable[[dict[str, Tensor], "State | None"], tuple[Tensor, Tensor]]
-"""From a batch, and what earlier passes gave, the loss and the numbers to report."""
+"""Loss and reported numbers of a batch and the state of earlier passes."""
 Pass = Callable[[dict[str, Tensor], "State | None"], State]
 """One pass without gradient over the first recycle of a batch."""
 Backward = Callable[[Tensor], None]
-"""Adds a loss's gradients to where they are kept."""
+"""Adds a loss's gradients to the parameters' `.grad`."""
 
 
 @runtime_checkable
@@ -40,7 +40,7 @@ class Recycling(Protocol):
     """A model whose passes can be run one by one."""
 
     per_recycle: frozenset[str]
-    """Batch entries whose first axis counts the recycles."""
+    """Batch entries with a leading axis of recycles."""
 
     def recycle(
         self, batch: Mapping[str, Tensor], previous: Any | None, cycle: int = 0
@@ -59,7 +59,7 @@ class Replay:
     Args:
         forward: see `Forward`; must not wait for the device.
         one_pass: see `Pass`; None records whole batches.
-        per_recycle: entries whose first axis counts the recycles.
+        per_recycle: batch entries with a leading axis of recycles.
         backward: see `Backward`.
     """
 
@@ -76,10 +76,10 @@ class Replay:
         self._recorded: dict[tuple[torch.Size, ...], _Recording] = {}
         self._pool: Any = None
         self.why_not = ""
-        """Why nothing is recorded any more, if so."""
+        """The reason if nothing is recorded any more."""
 
     def compile_ahead(self, batch: dict[str, Tensor], device: torch.device) -> None:
-        """Compile all kernels of a step at once, in threads; leaves gradients that mean nothing."""
+        """Compiles all kernels of a step at once, in threads; leaves meaningless gradients."""
         with compiled_ahead(device):
             try:
                 if self.one_pass:
@@ -90,7 +90,7 @@ class Replay:
                 _LOG.info("not all kernels were compiled ahead: %s", str(error).splitlines()[0])
 
     def __call__(self, batch: dict[str, Tensor], between: Callable[[], None]) -> Tensor:
-        """Add the batch's gradients to `.grad`; `between` is called before the backward pass."""
+        """Adds the batch's gradients to `.grad`; `between` is called before the backward pass."""
         kind = tuple(
             value.shape[1:] if name in self.per_recycle else value.shape
             for name, value in batch.items()
@@ -118,7 +118,7 @@ class Replay:
 
 
 class _Recording:
-    """Recorded passes of a step over their own copy of a batch of one recycle."""
+    """Recorded passes of a step, with a static copy of a batch of one recycle."""
 
     def __init__(self, step: Replay, batch: Mapping[str, Tensor], pool: Any) -> None:
         self._per_recycle = step.per_recycle
@@ -160,14 +160,14 @@ class _Recording:
         return self._numbers.clone()
 
     def _load_recycle(self, batch: Mapping[str, Tensor], cycle: int) -> int:
-        """Take in the features of one recycle; returns the number of the last."""
+        """Copies the features of one recycle; returns the number of the last recycle."""
         names = sorted(self._per_recycle & batch.keys())
         _copy_all([(self._batch[name][0], batch[name][cycle]) for name in names])
         return batch[names[0]].shape[0] - 1 if names else 0
 
 
 def _copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy each second tensor into its first: one launch for many of the same type."""
+    """Copies each second tensor into its first: one launch for many of one dtype."""
     by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
     for to, source in pairs:
         by_type.setdefault(to.dtype, []).append((to, source))

@@ -1,13 +1,13 @@
-"""The training loop: batches in, better weights out, every second accounted for.
+"""The training loop: batches, gradients, updates, checkpoints, and the time of each part.
 
-It knows nothing of proteins: any module that maps a batch to outputs, any loss
-that maps both to a scalar and named terms, any loader. `evofeed.trainer.run.train`
-puts the AlphaFold2 ones in.
+It has no code about proteins: it takes any module that maps a batch to outputs, any
+loss that maps both to a scalar and named terms, any loader. `evofeed.trainer.run.train`
+passes those of AlphaFold2.
 
-Two habits keep runs exact. Dropout is seeded again for every sample from
+Two rules keep runs exact. Dropout is seeded again for every sample from
 `(seed, number of the sample)`, so a resumed run, or the same batch spread over
 another number of ranks, draws the same masks. And no step waits for the device:
-a step's numbers are read one step later, by all ranks alike.
+all ranks read a step's numbers one step later.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ class Loop:
     """One rank's training loop over given parts.
 
     Args:
-        model: maps a batch to outputs; moved nowhere, must be on the world's device.
+        model: maps a batch to outputs; not moved, must be on the world's device.
         loss: maps outputs and batch to a scalar and named terms.
-        loader: gives batches on the world's device, this rank's share.
-        log: where step lines go, on the first rank.
-        validate: called every `validate_every` steps and after the last, under averaged weights.
+        loader: yields this rank's batches, on the world's device.
+        log: log of the steps, on the first rank.
+        validate: called every `validate_every` steps and after the last, with averaged weights.
         watch: called before every step with its number, for the profiler.
-        provenance: kept in every checkpoint: dataset digest, versions.
+        provenance: saved in every checkpoint: dataset digest, versions.
         masks: dropout masks of a size that a pass draws at once: see `OnePass`.
-        after_backward: called in every step when this rank's gradient is there, instead of
-            averaging it; must call `sync_grad()`.
+        after_backward: called in every step with this rank's gradient, instead of averaging it;
+            must call `sync_grad()`.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class Loop:
         self._saved = -1  # the step of the last checkpoint
         self._passes = Passes(model, loss, self.optimizer, config, world.device, masks)
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
-        self._unsynced = False  # this rank's gradient is there, and its alone
+        self._unsynced = False  # `optimizer.grad` is this rank's, not averaged yet
         self._skipped_in_a_row = 0
-        self._asked = ""  # a signal reached this rank
-        self._stop = ""  # all ranks know, and stop after the same step
+        self._asked = ""  # name of the signal that this rank got
+        self._stop = ""  # set on all ranks after the same step
 
     def resume(self) -> int:
-        """Go on from the newest complete checkpoint, if there is one; returns the next step.
+        """Continues from the newest complete checkpoint, if there is one; returns the next step.
 
         Raises:
             TrainerError: it was written with another seed, or other steps.
@@ -140,7 +140,7 @@ class Loop:
         return found.step
 
     def _take_up(self, checkpoint: Checkpoint) -> None:
-        """What a checkpoint says beside its tensors."""
+        """Restores a checkpoint's state except its tensors."""
         state, result = checkpoint.state, self.result
         if state["seed"] != self.config.seed:
             raise TrainerError(
@@ -164,7 +164,7 @@ class Loop:
         result.checkpoint = checkpoint.path
 
     def _save(self) -> None:
-        """Write a checkpoint after the step done last, unless there is one; all ranks call it."""
+        """Writes a checkpoint of the last step, unless there is one; all ranks call it."""
         result = self.result
         if self._saved == result.step:
             return
@@ -185,7 +185,7 @@ class Loop:
         result.checkpoint = self._writer.save(self.optimizer, result.step, state, residuals)
 
     def run(self) -> TrainResult:
-        """Train up to `config.steps`, or until SIGTERM or SIGINT; saves at the end either way."""
+        """Trains up to `config.steps`, or until SIGTERM or SIGINT; then saves a checkpoint."""
         scale = self.optimizer.scale
         scalars = [self.optimizer.updates] + ([] if scale is None else [scale.state])
         for buffer in (*self.optimizer.state().values(), *scalars):
@@ -218,10 +218,10 @@ class Loop:
             )
 
     def step(self, step: int) -> None:
-        """One step, number `step` from 0: batch, gradient, update; nothing waits for the device."""
+        """Runs step number `step`, from 0, without waiting for the device."""
         config, clock = self.config, self.clock
         clock.begin(step, "profiling")
-        if config.hang_seconds:  # nothing of Python's is needed to end: a thread of C watches
+        if config.hang_seconds:  # a C thread watches, which needs no GIL
             faulthandler.dump_traceback_later(config.hang_seconds, file=2, exit=True)
         if self.watch:
             self.watch(step)
@@ -268,7 +268,7 @@ class Loop:
         self._flush()
 
     def sync_grad(self) -> None:
-        """Average this step's gradient, `optimizer.grad`, over all ranks; once a step.
+        """Averages this step's gradient, `optimizer.grad`, over all ranks; once a step.
 
         Raises:
             TrainerError: there is no gradient that was not averaged yet.
@@ -282,7 +282,7 @@ class Loop:
         self.exchange.mean(self.optimizer.grad, self.result.step)
 
     def _backward(self, batch: dict[str, Tensor]) -> Tensor:
-        """Forward and backward of one batch; its numbers, on the device."""
+        """Runs forward and backward of one batch; returns its numbers, on the device."""
         self.clock.part("forward")
         numbers = self._passes.gradients(batch, lambda: self.clock.part("backward"))
         if self.config.optim.clip == "per_example":  # of the sample, not of a rank's part
@@ -291,7 +291,7 @@ class Loop:
         return announced(numbers, stop=bool(self._asked), recycles=num_recycles(batch))
 
     def _read(self) -> None:
-        """Take in the numbers of the step before; all ranks see the same and act alike."""
+        """Reads the numbers of the previous step, the same on all ranks."""
         found = self._telemetry.take(self._passes.terms)
         if found is None:
             return
@@ -312,7 +312,7 @@ class Loop:
             )  # fmt: skip
 
     def _skip(self, found: StepNumbers) -> None:
-        """Count a step without a finite gradient and write down whose samples were in it."""
+        """Counts a step without a finite gradient and logs the names of its samples."""
         self.result.skipped.append(found.step)
         self._skipped_in_a_row += 1
         ranks = self.world.collect([name for ask in found.samples for name in ask()])

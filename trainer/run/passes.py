@@ -16,7 +16,7 @@ from evofeed.trainer.run.precision import autocast
 from evofeed.trainer.run.telemetry import measured
 
 LossFunction = Callable[[Mapping[str, Any], dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
-"""From outputs and batch, a scalar and its named terms."""
+"""Maps outputs and batch to a scalar and its named terms."""
 
 
 class Passes:
@@ -39,7 +39,7 @@ class Passes:
         self._replay = self._recorder() if config.cuda_graphs and device.type == "cuda" else None
 
     def compile_ahead(self, batch: dict[str, Tensor]) -> None:
-        """Compile the kernels of a step to be recorded at once, instead of one by one."""
+        """Compiles the kernels of a step to be recorded at once, instead of one by one."""
         if self._replay and self._config.kernels == "fused" and self._config.axial == 1:
             self._replay.compile_ahead(batch, self._device)
             self.optimizer.zero_grad()
@@ -80,7 +80,7 @@ class Passes:
             return self.model.recycle(batch, previous, cycle)  # type: ignore[operator, no-any-return]
 
     def _recorder(self) -> Replay:
-        """Steps as CUDA graphs: pass by pass if the model can, else whole."""
+        """Replay of steps as CUDA graphs: of single passes if the model has them, else of all."""
         backward = self.optimizer.backward
         if not isinstance(self.model, Recycling):
             return Replay(self._forward, backward=backward)
