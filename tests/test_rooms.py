@@ -61,7 +61,7 @@ BUDGET = {
     "store": 7_297,
     "loader": 12_043,
     "service": 8_234,
-    "trainer": 12_036,
+    "trainer": 12_029,
     "kernels": 16_308,
     "synth": 1_858,
     "tests": 40_001,

@@ -155,10 +155,7 @@ class Exchange:
         if local:
             dist.gather_object(local, by_rank if self._rank == 0 else None)
         lengths = [{role: len(value) for role, value in state.items()} for state in by_rank]
-        tensors = {
-            f"{role}.{rank}": value
-            for rank, state in enumerate(by_rank) for role, value in state.items()
-        }  # fmt: skip
+        tensors = {f"{role}.{n}": x for n, state in enumerate(by_rank) for role, x in state.items()}
         return {"cuts": self.cuts, "lengths": lengths}, tensors
 
     def restore(self, layout: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:

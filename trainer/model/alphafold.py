@@ -48,15 +48,13 @@ class AlphaFold(nn.Module):
         super().__init__()
         self.config = config
         c_m, c_z, c_s = config.c_m, config.c_z, config.c_s
-        sizes, multimer = (
-            (config.tf_dim, config.msa_dim, c_z, c_m, config.relpos_k),
-            config.multimer,
-        )
-        self.input_embedder = (
-            InputEmbedder(*sizes) if multimer is None else InputEmbedderMultimer(
-                *sizes, multimer.use_chain_relative, multimer.max_relative_chain
-            )
-        )  # fmt: skip
+        sizes = config.tf_dim, config.msa_dim, c_z, c_m, config.relpos_k
+        multimer = config.multimer
+        if multimer is None:
+            self.input_embedder = InputEmbedder(*sizes)
+        else:
+            relative = multimer.use_chain_relative, multimer.max_relative_chain
+            self.input_embedder = InputEmbedderMultimer(*sizes, *relative)
         self.recycling_embedder = RecyclingEmbedder(config.recycling, c_m, c_z)
         if config.template is not None:
             templates = TemplateEmbedder if multimer is None else TemplateEmbedderMultimer
@@ -176,8 +174,7 @@ class AlphaFold(nn.Module):
 
 
 def features_of_cycle(batch: Mapping[str, Tensor], cycle: int) -> dict[str, Tensor]:
-    """The features of one recycle. A batch without templates gets template features of zero slots,
-    a complex of one empty slot.
+    """The features of one recycle; without templates, zero slots of them (a complex: one, empty).
 
     AF2-multimer's model takes the mean over the slots, so it needs one; the loader pads the same.
     """
@@ -199,8 +196,7 @@ def last_recycle(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_openfold_batch(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A batch in the loader's layout from OpenFold's, where all features have a trailing recycling
-    axis."""
+    """A batch in the loader's layout from OpenFold's, with a trailing axis of recycles."""
     return {
         k: v.movedim(-1, 0).contiguous() if k in RECYCLE_FEATURES else v[..., -1]
         for k, v in batch.items()
