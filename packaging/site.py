@@ -9,7 +9,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from evofeed.base.lazy import homes_of
+from evofeed.base.lazy import lazy_imports
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("featurize", "store", "loader", "trainer", "kernels", "service", "synth")
@@ -26,7 +26,7 @@ _LINK = re.compile(r"(!?)\[([^]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 def room_page(room: str) -> str:
     """What a room exports, each name from the module that has it."""
-    homes = homes_of(f"evofeed.{room}")
+    homes = lazy_imports(f"evofeed.{room}")
     names = "\n\n".join(f"::: {homes[name]}.{name}" for name in sorted(homes))
     return f"# evofeed.{room}\n\n{names}\n"
 
