@@ -6,14 +6,19 @@ because a template search builds its profile from them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import Final
 
 from evofeed.base.errors import MsaError
 from evofeed.featurize.formats.a3m import a3m_rows
 from evofeed.featurize.formats.species import organism_of
 from evofeed.featurize.formats.stockholm import stockholm_rows
+
+_MATCH: Final = re.compile("[^a-z]")
+"""A letter or gap in a match column of A3M."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +47,20 @@ def read_rows(data: bytes) -> list[Row]:
 
 def rows_of_a3m(data: bytes) -> list[Row]:
     """The rows of an A3M, with added columns for insertions."""
-    records = a3m_rows(data)
-    split = [_split_insertions(letters.replace(".", "")) for _, letters in records]
-    if len({len(columns) for columns, _ in split}) > 1:
+    records = [(head, letters.replace(".", "")) for head, letters in a3m_rows(data)]
+    # Insertions before each match column, and after the last.
+    insertions = [_MATCH.split(letters) for _, letters in records]
+    if len(set(map(len, insertions))) > 1:
         raise MsaError("rows of different width")
-    insertions = zip(*(inserted for _, inserted in split), strict=True)
-    widths = [max(map(len, texts)) for texts in insertions]
+    widths = [max(map(len, column)) for column in zip(*insertions, strict=True)]
     rows = []
-    for (head, _), (columns, inserted) in zip(records, split, strict=True):
-        padded = [
-            text.upper().ljust(width, "-") for text, width in zip(inserted, widths, strict=True)
-        ]
+    for (head, letters), inserted in zip(records, insertions, strict=True):
+        padded = (text.upper().ljust(n, "-") for text, n in zip(inserted, widths, strict=True))
+        columns = [*_MATCH.findall(letters), ""]
         name, _, description = head.partition(" ")
-        letters = "".join(a + b for a, b in zip(padded, [*columns, ""], strict=True))
-        rows.append(Row(name, description, letters))
+        aligned = "".join(a + b for a, b in zip(padded, columns, strict=True))
+        rows.append(Row(name, description, aligned))
     return rows
-
-
-def _split_insertions(sequence: str) -> tuple[list[str], list[str]]:
-    """Letters of the match columns, and the insertions before each of them and after the last."""
-    columns: list[str] = []
-    inserted = [""]
-    for letter in sequence:
-        if letter.islower():
-            inserted[-1] += letter
-        else:
-            columns.append(letter)
-            inserted.append("")
-    return columns, inserted
 
 
 def read_any(data: bytes) -> list[Row]:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +116,8 @@ def test_a_job_with_its_ledger_in_postgresql_survives_its_driver(
     raw: Path, tmp_path: Path, undisturbed: Digests, postgres_url: str
 ) -> None:
     def act() -> Any:
-        mark = tmp_path / "mark"
-        pid = start_driver(
-            raw,
-            tmp_path / "data",
-            lambda: kill_at_call(Ledger, "finish", "after", 3, mark),
-            ledger=postgres_url,
-        )
+        die = partial(kill_at_call, Ledger, "finish", "after", 3, tmp_path / "mark")
+        pid = start_driver(raw, tmp_path / "data", die, ledger=postgres_url)
         assert wait_for(pid) == -signal.SIGKILL
         # until PostgreSQL has seen that its client is gone
         host = JobHost(waits=lambda seconds: seconds < 240)

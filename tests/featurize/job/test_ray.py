@@ -156,10 +156,8 @@ def test_a_ray_of_the_callers_own_is_used_and_left_whatever_units_and_drivers_do
 
     def entries_and_search(out: str, **options: Any) -> list[str | None]:
         made = prepare_again(tmp_path / "raw", tmp_path / out, options, projects=("boltz",))
-        database = fake_hh_database(tmp_path / "db")
-        report = run_search(
-            chains("ACDEF"), str(tmp_path / out), [database], options=SearchOptions(**options)
-        )
+        search = chains("ACDEF"), str(tmp_path / out), [fake_hh_database(tmp_path / "db")]
+        report = run_search(*search, options=SearchOptions(**options))
         return [made.snapshot, report.digest]
 
     def outcomes() -> tuple[list[Any], JobReport, list[str | None]]:
