@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
 import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,15 +35,15 @@ def write_openfold3_set(folder: Path, pack: Path, entries: Sequence[str]) -> Pat
     """A cache for training, structures and arrays of alignments."""
     caches = openfold3_cache(pack)
     cache, others = caches["training_cache"], caches["metadata"]["structure_data"]
-    known = {entry: cache["structure_data"].get(entry, others[entry]) for entry in entries}
+    structures = {entry: cache["structure_data"].get(entry, others[entry]) for entry in entries}
     (folder / "alignment_arrays").mkdir(parents=True)
-    for entry, about in known.items():
+    for entry, metadata in structures.items():
         arrays = read(pack / "openfold3" / "structure" / f"{entry}.npz", "atom.").arrays
-        kept = {k: v for k, v in arrays.items() if k not in _LATER and not k.startswith("mol_")}
+        columns = {k: v for k, v in arrays.items() if k not in _LATER and not k.startswith("mol_")}
         home = folder / "structure_files" / entry
         home.mkdir(parents=True)
-        np.savez_compressed(home / f"{entry}.npz", **kept)
-        names = {one.get("alignment_representative_id") for one in about["chains"].values()}
+        np.savez_compressed(home / f"{entry}.npz", **columns)
+        names = {chain.get("alignment_representative_id") for chain in metadata["chains"].values()}
         for name in sorted(names - {None}):
             tables = {
                 source: np.array(_rows(text), object)
@@ -51,8 +51,8 @@ def write_openfold3_set(folder: Path, pack: Path, entries: Sequence[str]) -> Pat
             }
             file = folder / "alignment_arrays" / f"{name}.npz"
             np.savez_compressed(file, allow_pickle=True, **tables)
-    whole = {**cache, "structure_data": known}
-    (folder / "training_cache.json").write_text(json.dumps(whole))
+    training_cache = {**cache, "structure_data": structures}
+    (folder / "training_cache.json").write_text(json.dumps(training_cache))
     return folder
 
 
@@ -66,21 +66,21 @@ def openfold3_texts(pack: Path, representative: str) -> dict[str, str]:
 
 
 def write_inputs(
-    folder: Path, pack: Path, entries: Sequence[str], named: Callable[[str], str] = str
+    folder: Path, pack: Path, entries: Sequence[str], name_of: Callable[[str], str] = str
 ) -> str:
     """mmCIF files in `cif`, OpenFold3's rows in `msa`, by source; the table of the clusters."""
-    known = openfold3_cache(pack)["training_cache"]["structure_data"]
+    structures = openfold3_cache(pack)["training_cache"]["structure_data"]
     clusters = []
     (folder / "cif").mkdir()
     for entry in entries:
         file = pack / "inputs" / "mmcif" / f"{entry}.cif.gz"
         (folder / "cif" / file.name).write_bytes(file.read_bytes())
-        for about in known[entry]["chains"].values():
-            clusters.append(f"{about['cluster_id']}\t{entry.upper()}_{about['entity_id']}\n")
-            if name := about["alignment_representative_id"]:
+        for chain in structures[entry]["chains"].values():
+            clusters.append(f"{chain['cluster_id']}\t{entry.upper()}_{chain['entity_id']}\n")
+            if name := chain["alignment_representative_id"]:
                 (folder / "msa" / name).mkdir(parents=True, exist_ok=True)
                 for source, text in openfold3_texts(pack, name).items():
-                    (folder / "msa" / name / f"{named(source)}.a3m").write_text(text)
+                    (folder / "msa" / name / f"{name_of(source)}.a3m").write_text(text)
     return "".join(clusters)
 
 
@@ -127,44 +127,44 @@ def write_protenix_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path
 
 @contextmanager
 def borrowed_names() -> Iterator[tuple[type, ...]]:
-    """Classes by the names of biotite's and Protenix's, for as long as pickles are written."""
-    places = {
+    """Classes with the names of biotite's and Protenix's, while pickles are written."""
+    classes = {
         "biotite.structure.atoms": "AtomArray",
         "protenix.data.tokenizer": "TokenArray",
         "biotite.structure.bonds": "BondList",
     }
-    made = tuple(type(name, (), {"__module__": module}) for module, name in places.items())
-    parts = (accumulate(module.split("."), "{}.{}".format) for module in places)
-    modules = {part: types.ModuleType(part) for part in chain.from_iterable(parts)}
-    for (module, name), one in zip(places.items(), made, strict=True):
-        setattr(modules[module], name, one)
+    created = tuple(type(name, (), {"__module__": module}) for module, name in classes.items())
+    parts = (itertools.accumulate(module.split("."), "{}.{}".format) for module in classes)
+    modules = {part: types.ModuleType(part) for part in itertools.chain.from_iterable(parts)}
+    for (module, name), class_ in zip(classes.items(), created, strict=True):
+        setattr(modules[module], name, class_)
     with patch.dict(sys.modules, modules):
-        yield made
+        yield created
 
 
 def _columns(text: str) -> list[tuple[str, str]]:
-    return [(name, kind) for name, _, kind in (one.partition(":") for one in text.split())]
+    return [(name, kind) for name, _, kind in (column.partition(":") for column in text.split())]
 
 
-_KNOWN = yaml.safe_load(Path(__file__).with_name("boltz_tables.yaml").read_text())
-TABLES, SECOND, ROWS = (
-    {name: _columns(text) for name, text in _KNOWN[part].items()}
+_TABLES = yaml.safe_load(Path(__file__).with_name("boltz_tables.yaml").read_text())
+TABLES, VERSION_2, ROWS = (
+    {name: _columns(text) for name, text in _TABLES[part].items()}
     for part in ("first", "second", "rows")
 )
 _UNUSED = (
     *("pytorch_lightning", "pytorch_lightning.callbacks", "pytorch_lightning.strategies"),
     *("pytorch_lightning.utilities", "boltz.model.models.boltz1", "boltz.model.models.boltz2"),
 )
-"""What Boltz imports for seconds and needs the names of alone, where it reads inputs."""
+"""Modules that Boltz imports for seconds, of which it needs only names to read inputs."""
 
 
 def boltz_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Boltz, but for its models, can be imported."""
+    """Makes Boltz importable without its models."""
     own_packages(monkeypatch, "boltz")
     for name in _UNUSED:
         if name not in sys.modules:
-            made = mock.MagicMock(__path__=[], rank_zero_only=lambda function: function)
-            monkeypatch.setitem(sys.modules, name, made)
+            module = mock.MagicMock(__path__=[], rank_zero_only=lambda function: function)
+            monkeypatch.setitem(sys.modules, name, module)
 
 
 def write_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path:
@@ -177,30 +177,32 @@ def write_set(folder: Path, pack: Path, entries: Sequence[str]) -> Path:
         tables = {name: _table(arrays, f"structure.{name}.", TABLES[name]) for name in TABLES}
         np.savez(folder / "structures" / f"{entry}.npz", mask=arrays["structure.mask"], **tables)
         records.append(meta["record"])
-        for one in {known["msa_id"] for known in meta["record"]["chains"]} - {""}:
-            arrays = read(pack / "boltz" / "msa" / f"{one}.npz").arrays
+        for msa_id in {chain["msa_id"] for chain in meta["record"]["chains"]} - {""}:
+            arrays = read(pack / "boltz" / "msa" / f"{msa_id}.npz").arrays
             rows = {name: _table(arrays, f"{name}.", ROWS[name]) for name in ROWS}
-            np.savez_compressed(folder / "msa" / f"{one}.npz", **rows)
+            np.savez_compressed(folder / "msa" / f"{msa_id}.npz", **rows)
     (folder / "manifest.json").write_text(json.dumps({"records": records}))
     return folder
 
 
-def as_second(file: Path) -> None:
-    """A structure as version 2 has it: no elements, charges and conformers, links among bonds."""
+def as_version_2(file: Path) -> None:
+    """A structure in version 2: no elements, charges and conformers, links among bonds."""
     with np.load(file) as members:
-        first = dict(members)
-    atoms, links = first.pop("atoms"), first.pop("connections")
-    names = ["".join(chr(code + 32) for code in one if code) for one in atoms["name"].tolist()]
+        tables = dict(members)
+    atoms, links = tables.pop("atoms"), tables.pop("connections")
+    names = ["".join(chr(code + 32) for code in name if code) for name in atoms["name"].tolist()]
     values = {"name": names, "coords": atoms["coords"], "is_present": atoms["is_present"]}
     links = {name: links[name] for name in ("atom_1", "atom_2")} | {"type": np.full(len(links), 5)}
-    parts = [first.pop("bonds"), links]
-    bonds = {n: np.concatenate([one[n] for one in parts]) for n in ("atom_1", "atom_2", "type")}
+    parts = [tables.pop("bonds"), links]
+    bonds = {n: np.concatenate([table[n] for table in parts]) for n in ("atom_1", "atom_2", "type")}
     size = {"atom_coord_idx": [0], "atom_num": [len(atoms)]}
-    given = (values, bonds, {"coords": atoms["coords"]}, size)
-    for (name, columns), one in zip(SECOND.items(), given, strict=True):
-        whole = {column: np.zeros(len(next(iter(one.values())))) for column, _ in columns} | one
-        first[name] = _table(whole, "", columns)
-    np.savez(file, **first)
+    contents = (values, bonds, {"coords": atoms["coords"]}, size)
+    for (name, columns), table in zip(VERSION_2.items(), contents, strict=True):
+        filled = {
+            column: np.zeros(len(next(iter(table.values())))) for column, _ in columns
+        } | table
+        tables[name] = _table(filled, "", columns)
+    np.savez(file, **tables)
 
 
 def _table(

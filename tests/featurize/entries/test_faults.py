@@ -106,7 +106,7 @@ def test_an_entry_that_kills_every_worker_costs_one_line_and_a_worker_killed_onc
         return prepare(raw, data)
 
     report = run_forked(act)
-    assert [one["chain_id"] for one in report.broken] == ["s001"]
+    assert [item["chain_id"] for item in report.broken] == ["s001"]
     assert "SIGSEGV" in report.broken[0]["message"]
     assert report.lost_workers == 3
     entries = Dataset.open(str(data)).entries
@@ -124,9 +124,9 @@ def test_an_entry_in_two_files_is_taken_from_the_first_and_the_other_is_listed(
     (again / "mmcif" / "more").mkdir()
     (again / "mmcif" / "more" / "s002.cif").write_text(text)  # another file of that name
     report = prepare(again, tmp_path / "data")
-    listed = {one["chain_id"]: one["message"] for one in report.broken}
-    why = "entry s000-1 is in more/s002.cif too"
-    assert listed == {"zzz": why, "s000": why}
+    listed = {item["chain_id"]: item["message"] for item in report.broken}
+    message = "entry s000-1 is in more/s002.cif too"
+    assert listed == {"zzz": message, "s000": message}
     entries = list(Dataset.open(str(tmp_path / "data")).entries)
     assert entries == ["s000-1", "s001-1", "s002-1"]
 
@@ -151,20 +151,20 @@ def test_links_to_nothing_or_in_a_circle_and_names_that_are_no_text_are_listed(
         patch.setattr(os, "scandir", refuse)
         report = prepare(tmp_path, tmp_path / "data")
     assert report.num_good == 1
-    whys = {one["chain_id"]: one["message"].partition(": ")[0] for one in report.broken}
+    reasons = {item["chain_id"]: item["message"].partition(": ")[0] for item in report.broken}
     loop, text = dict.fromkeys(("loop", "locked"), "cannot be read"), {"?": "not UTF-8"}
     gone = dict.fromkeys(("GONE", "alignment-s000_1"), "no such file")
     rows = {
         "alignment-other": f"{tmp_path}/msa/other/x.a3m",
         "alignment-locked": f"{tmp_path}/msa/locked",
     }
-    assert whys == {**text, **rows, **loop, **gone}
+    assert reasons == {**text, **rows, **loop, **gone}
     problems: list[InputError] = []
     discover(tmp_path / "mmcif", problems=problems)
-    assert ["Too many levels" in str(one) for one in problems].count(True) == 1
+    assert ["Too many levels" in str(item) for item in problems].count(True) == 1
 
 
-def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
+def test_jobs_run_and_retry_continue_entries_by_the_arguments_of_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: None
 ) -> None:
     raw, data = tmp_path / "raw", tmp_path / "data"
@@ -176,10 +176,10 @@ def test_jobs_run_and_retry_go_on_with_entries_by_the_arguments_of_the_ledger(
         structures="raw/mmcif", components="raw/components.cif", projects=("boltz",)
     )
     first = prepare_entries(source, "data")
-    assert [one["chain_id"] for one in first.broken] == ["s001"]
+    assert [item["chain_id"] for item in first.broken] == ["s001"]
     monkeypatch.chdir("/")
     jobs = evofeed("jobs", "status", data, "--json").json
-    assert {one["state"] for one in jobs} == {"published"}
+    assert {item["state"] for item in jobs} == {"published"}
     assert evofeed("jobs", "run", data, "--json").json["snapshot"] == first.snapshot
     (raw / "mmcif" / "s001.cif").write_text(good)
     assert evofeed("jobs", "retry", data, "--json").json["broken"] == []

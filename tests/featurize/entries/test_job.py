@@ -33,23 +33,25 @@ from evofeed.synth.entries import COMPONENTS
 pytestmark = pytest.mark.system
 
 
-class Made(NamedTuple):
+class Prepared(NamedTuple):
     raw: Path
     data: Path
     report: JobReport
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     """Two entries prepared for all projects; a test that changes them works on a copy."""
     home = tmp_path_factory.mktemp("made")
-    return Made(home / "raw", home / "data", prepared(home / "raw", home / "data", count=2))
+    return Prepared(home / "raw", home / "data", prepared(home / "raw", home / "data", count=2))
 
 
-def test_ligands_nucleic_acids_and_links_are_carried_what_is_left_out_is_named(made: Made) -> None:
+def test_ligands_nucleic_acids_and_links_are_carried_what_is_left_out_is_named(
+    made: Prepared,
+) -> None:
     assert made.report.state == "published"
-    why = "openfold3: residue SO4 of chain 7 left out: crystallisation aid"
-    assert why in made.report.notes["s000"]
+    message = "openfold3: residue SO4 of chain 7 left out: crystallisation aid"
+    assert message in made.report.notes["s000"]
     assert any(note.startswith("boltz: chain SO4") for note in made.report.notes["s000"])
     assert any(note.startswith("protenix: ") for note in made.report.notes["s000"])
     entries = Dataset.open(str(made.data)).entries
@@ -59,7 +61,7 @@ def test_ligands_nucleic_acids_and_links_are_carried_what_is_left_out_is_named(m
     assert set(section.chain_type.tolist()) == {0, 2, 3}
     assert set(entries.section("s001-1", "openfold3").chain_type.tolist()) == {0, 1, 3}
     kinds = entries.datapoints.select(["kind_a", "kind_b"]).to_pylist()
-    assert {(0, -1), (2, -1), (3, -1), (0, 3)} <= {(one["kind_a"], one["kind_b"]) for one in kinds}
+    assert {(0, -1), (2, -1), (3, -1), (0, 3)} <= {(row["kind_a"], row["kind_b"]) for row in kinds}
     assert {"LIG", "MG", "ALA"} <= set(entries.molecules("openfold3"))
     assert entries.molecules("openfold3")["LIG"].position.shape[0] == 2
     assert len(entries.components()) > 15
@@ -70,7 +72,7 @@ def test_ligands_nucleic_acids_and_links_are_carried_what_is_left_out_is_named(m
     [(OSError("the disk is full"), "failed"), (KeyboardInterrupt(), "cancelled")],
 )
 def test_a_job_that_breaks_off_says_so(
-    error: BaseException, state: str, made: Made, tmp_path: Path,
+    error: BaseException, state: str, made: Prepared, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, inside: None,
 ) -> None:  # fmt: skip
     data = str(tmp_path / "data")
@@ -83,8 +85,8 @@ def test_a_job_that_breaks_off_says_so(
     assert all(str(error) in job.message for job in jobs)
 
 
-def test_a_job_that_is_cancelled_while_it_makes_molecules_goes_on_later(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: None
+def test_a_job_that_is_cancelled_while_it_makes_molecules_continues_later(
+    made: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: None
 ) -> None:
     monkeypatch.setitem(job._UNIT_SIZES, "molecules", 1)  # or all are made when one is
     data = str(tmp_path / "data")
@@ -97,12 +99,12 @@ def test_a_job_that_is_cancelled_while_it_makes_molecules_goes_on_later(
     stopped = prepare_again(made.raw, Path(data), progress=cancel)
     assert (stopped.state, stopped.snapshot) == ("cancelled", None)
     with closing(Ledger(ledger_url("", data))) as ledger:
-        assert [one.state for one in ledger.jobs()] == ["cancelled", "cancelled"]
+        assert [entry.state for entry in ledger.jobs()] == ["cancelled", "cancelled"]
     assert prepare_again(made.raw, Path(data)).snapshot == made.report.snapshot
 
 
 def test_the_command_line_gives_the_same_snapshot_elsewhere_and_lists_its_entries(
-    made: Made, tmp_path: Path
+    made: Prepared, tmp_path: Path
 ) -> None:
     where = [str(made.raw / "mmcif"), str(tmp_path / "data")]
     arguments = ["--components", str(made.raw / "components.cif"), "--conformers", "2"]
@@ -129,7 +131,7 @@ for kind, file in zip(("alignment", "entry", "molecules"), sys.argv[2:]):
 
 
 def test_a_worker_loads_and_compiles_what_it_needs_before_an_item_is_in_hand(
-    made: Made, tmp_path: Path
+    made: Prepared, tmp_path: Path
 ) -> None:
     """Seconds, on a slow machine a minute, that count against no entry's deadline."""
     data = shutil.copytree(made.data, tmp_path / "data")
@@ -150,13 +152,15 @@ def test_a_broken_file_is_listed_with_its_reason_and_the_others_are_published(
     assert "1 of 3 entries are left out, more than max_broken 0.2 allows" in strict.message
     report = prepare_again(raw, data, conformers=1)  # of what is done already
     assert (report.state, report.resumed) == ("published", report.units)
-    assert {one["chain_id"]: "no atoms" in one["message"] for one in report.broken} == {"bad": True}
+    assert {item["chain_id"]: "no atoms" in item["message"] for item in report.broken} == {
+        "bad": True
+    }
     assert "openfold3 does not accept it: no _pdbx_audit_revision_history" in report.notes["s001"]
     dataset = Dataset.open(str(data))
     assert list(dataset.entries) == ["s000-1", "s001-1"]
     assert dataset.entries.table["tokens_openfold3"].to_pylist()[1] == -1
     assert dataset.entries.table["tokens_boltz"].to_pylist()[1] > 0
-    dropped = [one["entry"] for one in dataset.manifest.config["entries"]["dropped"]]
+    dropped = [item["entry"] for item in dataset.manifest.config["entries"]["dropped"]]
     assert dropped == ["bad"]
 
 
@@ -178,18 +182,18 @@ def test_nothing_is_published_if_no_entry_is_good_or_garbage_is_collected(
 
 
 def test_two_jobs_into_one_ref_hold_a_lease_each(tmp_path: Path, inside: None) -> None:
-    held: list[set[str]] = []
+    leases_of: list[set[str]] = []
     leases = (tmp_path / "data" / "leases").glob
 
     def look(_: object) -> None:
-        held[-1].update(path.name for path in leases("job-*"))
+        leases_of[-1].update(path.name for path in leases("job-*"))
 
     for name in ("first", "second"):
         write_entries(tmp_path / name, 1, residues=10)
-        held.append(set())
+        leases_of.append(set())
         prepare_again(tmp_path / name, tmp_path / "data", progress=look)
-    (first,), (second,) = held
-    assert first != second
+    (first_lease,), (second_lease,) = leases_of
+    assert first_lease != second_lease
 
 
 def test_alignments_of_two_files_keep_every_row_and_its_species() -> None:
@@ -203,22 +207,22 @@ def test_alignments_of_two_files_keep_every_row_and_its_species() -> None:
 
 
 def test_rows_equal_but_for_gaps_have_one_number_another_query_is_refused(tmp_path: Path) -> None:
-    one, other = (tmp_path / name for name in ("uniref90_hits.a3m", "b.a3m"))
-    one.write_text(">q\nACDE\n>one\nA-DE\n>two\nADE-\n>three\nAcDE-\n>four\nACDE\n")
-    assert read_alignment([str(one)]).row_gapless.tolist() == [0, 1, 1, 0, 0]
-    other.write_text(">q\nACE\n")
+    path, other_query = (tmp_path / name for name in ("uniref90_hits.a3m", "b.a3m"))
+    path.write_text(">q\nACDE\n>one\nA-DE\n>two\nADE-\n>three\nAcDE-\n>four\nACDE\n")
+    assert read_alignment([str(path)]).row_gapless.tolist() == [0, 1, 1, 0, 0]
+    other_query.write_text(">q\nACE\n")
     with pytest.raises(MsaError, match=r"b\.a3m"):
-        read_alignment([str(one), str(other)])
+        read_alignment([str(path), str(other_query)])
 
 
 def test_conformers_are_the_same_each_time_and_differ_from_each_other(tmp_path: Path) -> None:
     (tmp_path / "c.cif").write_text(COMPONENTS.read_text())
     table = read_components(tmp_path / "c.cif")
-    one, two = (component_molecule(table["LYS"], 3) for _ in range(2))
-    assert one.origin == "computed"
-    assert np.array_equal(one.molecule.position, two.molecule.position)
-    assert one.molecule.position.shape == (3, 10, 3)
-    assert not np.allclose(one.molecule.position[0], one.molecule.position[1], atol=0.1)
+    first, second = (component_molecule(table["LYS"], 3) for _ in range(2))
+    assert first.origin == "computed"
+    assert np.array_equal(first.molecule.position, second.molecule.position)
+    assert first.molecule.position.shape == (3, 10, 3)
+    assert not np.allclose(first.molecule.position[0], first.molecule.position[1], atol=0.1)
     phe = component_molecule(table["PHE"], 1).molecule
     assert np.array_equal(phe.orders[0], np.arange(len(phe.name)))
     assert all(sorted(order) == list(range(len(phe.name))) for order in phe.orders.tolist())

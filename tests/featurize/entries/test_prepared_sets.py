@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.conftest import evofeed, own_packages
 from tests.featurize.entries.prepared_sets import (
-    as_second,
+    as_version_2,
     boltz_package,
     write_inputs,
     write_openfold3_set,
@@ -63,50 +63,50 @@ NAMES = {"uniref90_hits": "pairing", "mgnify_hits": "non_pairing"}
 WRITERS = {"openfold3": write_openfold3_set, "protenix": write_protenix_set, "boltz": write_set}
 
 
-def made(project: str, folder: Path, pack: Path, *entries: str) -> PreparedSet:
+def written_set(project: str, folder: Path, pack: Path, *entries: str) -> PreparedSet:
     """A set written and found again."""
-    found = prepared_set(str(WRITERS[project](folder, pack, entries)), "")
-    assert found is not None
-    assert (found.project, [one[0] for one in found.items]) == (project, [*entries])
-    return found
+    prepared = prepared_set(str(WRITERS[project](folder, pack, entries)), "")
+    assert prepared is not None
+    assert (prepared.project, [item[0] for item in prepared.items]) == (project, [*entries])
+    return prepared
 
 
-PATHS = [one for project in WRITERS for one in some_recordings(f"{project}/structure/*.npz", 8)]
+PATHS = [path for project in WRITERS for path in some_recordings(f"{project}/structure/*.npz", 8)]
 
 
 SKIPPED = ("molecule_", "component_molecule", "atom_reference", "residue_component")
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda one: f"{one.parts[-3]}-{one.stem}")
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
 def test_the_view_of_a_prepared_structure_is_that_of_the_projects_own_tables(
     path: Path, tmp_path: Path
 ) -> None:
     pack, project = path.parents[2], path.parts[-3]
-    ((_name, *files),) = made(project, tmp_path / "set", pack, path.stem).items
+    ((_name, *files),) = written_set(project, tmp_path / "set", pack, path.stem).items
     target = read_target(project, *files)
     record, section = target.entry.record, target.entry.sections[project]
-    theirs = entry_view(project, pack, path.stem)
-    names, known = alignments_of(theirs), alignment_names(record, section)
+    recorded = entry_view(project, pack, path.stem)
+    names, alignments = alignments_of(recorded), alignment_names(record, section)
     if project != "protenix":
         rows = {read_alignment([file]).name for file in files[2:]}
-        assert {known[entity] for entity in names} == rows
+        assert {alignments[entity] for entity in names} == rows
     molecules = openfold3_molecules(pack) if project == "openfold3" else target.molecules
     table = [components(pack)] if project == "protenix" else []
     view = project_module(project, "tables").__dict__[f"{project}_view"]
-    ours = view(record, section, molecules, names, *table)
-    assert differing(ours, theirs, skipped=SKIPPED) == []
-    mine, own = ours.atom_reference, theirs.atom_reference
-    position = theirs.molecule_position[0][own].astype(np.float32)
-    single = np.isin(mine, ours.molecule_atom[:-1][np.diff(ours.molecule_atom) == 1])
+    own_view = view(record, section, molecules, names, *table)
+    assert differing(own_view, recorded, skipped=SKIPPED) == []
+    own_atoms, atoms = own_view.atom_reference, recorded.atom_reference
+    position = recorded.molecule_position[0][atoms].astype(np.float32)
+    single = np.isin(own_atoms, own_view.molecule_atom[:-1][np.diff(own_view.molecule_atom) == 1])
     if project == "boltz":  # whose view has a single atom at 0
         position[single] = 0
-    np.testing.assert_array_equal(ours.molecule_mask[mine], theirs.molecule_mask[own])
-    np.testing.assert_array_equal(ours.molecule_position[0][mine], position)
+    np.testing.assert_array_equal(own_view.molecule_mask[own_atoms], recorded.molecule_mask[atoms])
+    np.testing.assert_array_equal(own_view.molecule_position[0][own_atoms], position)
     if project == "boltz":  # and the tables of its version 2 give the same
-        as_second(Path(files[0]))
+        as_version_2(Path(files[0]))
         entry = read_target("boltz", *files, components=components(pack)).entry
-        ours = view(entry.record, entry.sections["boltz"], boltz_molecules(pack), names)
-        assert differing(ours, theirs, skipped=SKIPPED) == []
+        own_view = view(entry.record, entry.sections["boltz"], boltz_molecules(pack), names)
+        assert differing(own_view, recorded, skipped=SKIPPED) == []
         with pytest.raises(InputError, match="dictionary"):
             read_target("boltz", *files)
 
@@ -117,8 +117,8 @@ def test_boltz_reads_the_tables_that_stand_for_its_version_two(
 ) -> None:
     boltz_package(monkeypatch)
     types = importlib.import_module("boltz.data.types")
-    ((_name, file, *_),) = made("boltz", tmp_path, packs()[0], "2x1f").items
-    as_second(Path(file))
+    ((_name, file, *_),) = written_set("boltz", tmp_path, packs()[0], "2x1f").items
+    as_version_2(Path(file))
     read_back = types.StructureV2.load(Path(file))
     names = {"atoms": "AtomV2", "bonds": "BondV2", "coords": "Coords", "ensemble": "Ensemble"}
     assert {n: getattr(read_back, n).dtype for n in names} == {
@@ -126,28 +126,28 @@ def test_boltz_reads_the_tables_that_stand_for_its_version_two(
     }
 
 
-def prepared(source: EntriesInput, data: Path, **given: Any) -> tuple[JobReport, Entries]:
+def prepared(source: EntriesInput, data: Path, **arguments: Any) -> tuple[JobReport, Entries]:
     """The report of a job, and the entries that it published."""
-    report = prepare_entries(source, str(data), **given)
+    report = prepare_entries(source, str(data), **arguments)
     assert report.state == "published", report.message
     return report, Dataset.open(str(data)).entries
 
 
 def samples(entries: Entries, project: str) -> dict[Any, dict[str, np.ndarray]]:
-    """What is decided about a sample of every datapoint, and its weight, by entry and chains."""
+    """Columns of a sample of every datapoint, and its weight, by entry and chains."""
     rules = getattr(EntryConfig, project)()
     catalog = EntryCatalog(entries, 0, LoaderConfig(entries=rules, max_resolution=float("inf")))
-    found = {}
+    tables = {}
     for row, weight in zip(catalog.rows.tolist(), catalog._weights(rules), strict=True):
         location = catalog.location(row)
         laid, (_, names) = plan_entry(entries.dataset.storage, location, 7, rules)
         packed = {name: numbers(value) for name, value in laid.items()}
-        found[location.chain_id.partition("-")[0], names] = {**packed, "weight": weight}
-    return found
+        tables[location.chain_id.partition("-")[0], names] = {**packed, "weight": weight}
+    return tables
 
 
 def numbers(value: Any) -> np.ndarray:
-    """What is laid out, of zeros the others by their places."""
+    """A packed column; of a sparse one the indices and values."""
     if isinstance(value, Sparse):
         rest = np.ones(len(value.indices)) if value.values is None else value.values
         return np.unique(np.stack([value.indices, rest]), axis=1)
@@ -156,10 +156,10 @@ def numbers(value: Any) -> np.ndarray:
 
 def protenix_conformers(pack: Path, entries: Entries) -> dict[str, Molecule]:
     """Protenix's recorded conformers of the components of a dataset, and orders of our own."""
-    theirs, table = protenix_molecules(pack), components(pack)
+    recorded, table = protenix_molecules(pack), components(pack)
     codes = entries.molecules("protenix")
-    own = {code: component_molecule(table[code], 1).molecule for code in codes}
-    return {code: one.overlaid(theirs[code]) for code, one in own.items()}
+    computed = {code: component_molecule(table[code], 1).molecule for code in codes}
+    return {code: molecule.overlaid(recorded[code]) for code, molecule in computed.items()}
 
 
 @pytest.mark.parametrize("project", ["openfold3", "protenix"])
@@ -167,43 +167,43 @@ def test_samples_of_a_prepared_set_are_those_of_its_mmcif(
     project: str, tmp_path: Path, inside: None
 ) -> None:
     pack, entries, rows = packs()[0], ("1pfe", "2x1f"), str(tmp_path / "msa")
-    found = made(project, tmp_path / "set", pack, *entries)
+    prepared_files = written_set(project, tmp_path / "set", pack, *entries)
     (dictionary,) = (pack / "components").glob("components.cif*")
     names = str if project == "openfold3" else lambda source: NAMES.get(source, "hmmsearch")
     write_inputs(tmp_path, pack, entries, names)
     rules: dict[str, Any] = {"projects": (project,), "conformers": 2}
     rules["components"] = str(dictionary)
-    given = found.alignments or rows
-    source = EntriesInput(structures=str(tmp_path / "set"), alignments=given, **rules)
-    report, ours = prepared(source, tmp_path / "one")
+    alignments = prepared_files.alignments or rows
+    source = EntriesInput(structures=str(tmp_path / "set"), alignments=alignments, **rules)
+    report, entries_of_set = prepared(source, tmp_path / "one")
     assert not report.broken
-    recorded = {project: protenix_conformers(pack, ours)} if project == "protenix" else {}
+    recorded = {project: protenix_conformers(pack, entries_of_set)} if project == "protenix" else {}
     source = EntriesInput(structures=str(tmp_path / "cif"), alignments=rows, **rules)
-    _, wanted = prepared(source, tmp_path / "two", molecules=recorded)
-    one, two = samples(ours, project), samples(wanted, project)
-    assert one.keys() == two.keys() and len(one) > 4
-    for key, packed in two.items():
-        assert packed.keys() == one[key].keys()
-        wrong = [n for n in packed if not np.array_equal(packed[n], one[key][n])]
+    _, entries_of_mmcif = prepared(source, tmp_path / "two", molecules=recorded)
+    actual, expected = samples(entries_of_set, project), samples(entries_of_mmcif, project)
+    assert actual.keys() == expected.keys() and len(actual) > 4
+    for key, packed in expected.items():
+        assert packed.keys() == actual[key].keys()
+        wrong = [n for n in packed if not np.array_equal(packed[n], actual[key][n])]
         assert not wrong, key
 
 
 @pytest.mark.parametrize("project", WRITERS)
 def test_a_damaged_prepared_file_is_a_typed_error(project: str, tmp_path: Path) -> None:
-    ((_name, *files),) = made(project, tmp_path, packs()[0], "2x1f").items
+    ((_name, *files),) = written_set(project, tmp_path, packs()[0], "2x1f").items
     refused = 0
     for file in map(Path, (files[0], *files[2:])):
-        whole = file.read_bytes()
-        for at in range(0, len(whole), max(1, len(whole) // 40)):
-            file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        data = file.read_bytes()
+        for offset in range(0, len(data), max(1, len(data) // 40)):
+            file.write_bytes(data[:offset] + bytes([data[offset] ^ 0x55]) + data[offset + 1 :])
             try:
                 read_target(project, *files)
-                for one in files[2:]:
-                    read_alignment([one])
+                for alignment in files[2:]:
+                    read_alignment([alignment])
             except (InputError, MsaError) as error:
                 assert str(file) in str(error)
                 refused += 1
-        file.write_bytes(whole)
+        file.write_bytes(data)
     assert refused > 38
 
 
@@ -222,7 +222,7 @@ HARMS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_tables_that_contradict_each_other_are_a_typed_error(harm: Any, tmp_path: Path) -> None:
-    ((_name, *files),) = made("openfold3", tmp_path, packs()[0], "1pfe").items
+    ((_name, *files),) = written_set("openfold3", tmp_path, packs()[0], "1pfe").items
     with np.load(files[0]) as members:
         table = dict(members)
     np.savez(files[0], **harm(table))
@@ -242,11 +242,11 @@ class Foreign:
 
 def test_no_pickle_of_a_set_runs_anything(tmp_path: Path) -> None:
     harm = Foreign(tmp_path / "was_run")
-    ((_name, *files),) = made("protenix", tmp_path / "one", packs()[0], "2x1f").items
+    ((_name, *files),) = written_set("protenix", tmp_path / "one", packs()[0], "2x1f").items
     Path(files[0]).write_bytes(gzip.compress(pickle.dumps({"atom_array": harm})))
     with pytest.raises(InputError, match="2x1f"):
         read_target("protenix", *files)
-    ((_name, *files),) = made("openfold3", tmp_path / "two", packs()[0], "2x1f").items
+    ((_name, *files),) = written_set("openfold3", tmp_path / "two", packs()[0], "2x1f").items
     np.savez(files[2], uniref90_hits=np.array({"msa": harm}, object))
     with pytest.raises(MsaError, match="2x1f_1"):
         read_target("openfold3", *files)
@@ -255,17 +255,17 @@ def test_no_pickle_of_a_set_runs_anything(tmp_path: Path) -> None:
 
 def test_a_set_names_what_is_wrong_with_its_list_and_what_it_lacks(tmp_path: Path) -> None:
     pack = packs()[0]
-    whole = write_openfold3_set(tmp_path / "one", pack, ["2x1f"])
-    cache = whole / "training_cache.json"
+    folder = write_openfold3_set(tmp_path / "one", pack, ["2x1f"])
+    cache = folder / "training_cache.json"
     cache.write_text(cache.read_text().replace('"chains"', '"chain"'))
     with pytest.raises(InputError, match=r"training_cache\.json"):
-        openfold3_set(str(whole), "")
+        openfold3_set(str(folder), "")
     table = write_protenix_set(tmp_path / "two", pack, ["2x1f"]) / "indices"
     (table / "weightedPDB_indices.csv").write_text("pdb_id,type\n2x1f,chain\n")
     with pytest.raises(InputError, match=r"indices\.csv"):
         protenix_set(str(table.parent), "")
     assert prepared_set(str(tmp_path), "") is None
-    source = EntriesInput(structures=str(whole), components=str(cache), projects=("protenix",))
+    source = EntriesInput(structures=str(folder), components=str(cache), projects=("protenix",))
     cache.write_text(cache.read_text().replace('"chain"', '"chains"'))
     with pytest.raises(InputError, match="rules only"):
         prepare_entries(source, str(tmp_path / "data"))
@@ -297,17 +297,17 @@ def test_a_cache_in_lmdb_is_read_as_the_json_it_was_made_of(
     folder = write_openfold3_set(tmp_path, packs()[0], ["1pfe", "2x1f"])
     text = json.dumps(json.loads((folder / "training_cache.json").read_text()), indent=4)
     (folder / "training_cache.json").write_text(text)
-    wanted = openfold3_set(str(folder), "")
-    values = {f"{one}_data_encoding": encoding for one in ("structure", "reference_molecule")}
+    expected = openfold3_set(str(folder), "")
+    values = {f"{kind}_data_encoding": encoding for kind in ("structure", "reference_molecule")}
     cache = io.read_datacache(folder / "training_cache.json")
     lmdb.convert_datacache_to_lmdb(cache, folder / "cache.lmdb", 1 << 24, **values)
     (folder / "training_cache.json").unlink()
-    found = openfold3_set(str(folder), "")
-    assert found is not None and wanted is not None
-    for mine, other in zip(found.items, wanted.items, strict=True):
-        assert (mine[:2], mine[3:]) == (other[:2], other[3:])
-        assert json.loads(mine[2]) == json.loads(other[2])
-    assert found.molecules.keys() == wanted.molecules.keys()
+    actual = openfold3_set(str(folder), "")
+    assert actual is not None and expected is not None
+    for item, expected_item in zip(actual.items, expected.items, strict=True):
+        assert (item[:2], item[3:]) == (expected_item[:2], expected_item[3:])
+        assert json.loads(item[2]) == json.loads(expected_item[2])
+    assert actual.molecules.keys() == expected.molecules.keys()
     monkeypatch.setitem(sys.modules, "lmdb", None)
     with pytest.raises(InputError, match="pip install lmdb"):
         openfold3_set(str(folder / "cache.lmdb"), "")
@@ -318,21 +318,21 @@ def test_a_molecule_that_stands_for_a_conformer_is_read(openfold3: None, tmp_pat
     module = importlib.import_module("openfold3.core.data.io.structure.mol")
     (tmp_path / "reference_mols").mkdir()
     for code in ("PRO", "GLY"):
-        wanted = openfold3_molecules(packs()[0])[code]
+        expected = openfold3_molecules(packs()[0])[code]
         file = tmp_path / "reference_mols" / f"{code}.sdf"
-        module.write_annotated_sdf(rdkit_molecule(wanted, packs()[0], code), file)
-    about = {"conformer_gen_strategy": "use_fallback", "set_fallback_to_nan": False}
-    reference = {"PRO": about | {"set_fallback_to_nan": True}, "GLY": about}
+        module.write_annotated_sdf(rdkit_molecule(expected, packs()[0], code), file)
+    metadata = {"conformer_gen_strategy": "use_fallback", "set_fallback_to_nan": False}
+    reference = {"PRO": metadata | {"set_fallback_to_nan": True}, "GLY": metadata}
     cache = {"structure_data": {"1xyz": {"status": "failed"}}, "reference_molecule_data": reference}
     (tmp_path / "metadata.json").write_text(json.dumps(cache))
-    found = prepared_set(str(tmp_path / "metadata.json"), "")
-    assert found is not None
-    assert found.left_out == [("1xyz", "OpenFold3 has not prepared it: failed")]
-    made = found.molecules["GLY"]
+    read_set = prepared_set(str(tmp_path / "metadata.json"), "")
+    assert read_set is not None
+    assert read_set.left_out == [("1xyz", "OpenFold3 has not prepared it: failed")]
+    molecule = read_set.molecules["GLY"]
     for name in ("name", "element", "charge", "mask"):
-        assert np.array_equal(getattr(made, name), getattr(wanted, name)), name
-    np.testing.assert_allclose(made.position, wanted.position, atol=5.1e-5)
-    hidden = found.molecules["PRO"]
+        assert np.array_equal(getattr(molecule, name), getattr(expected, name)), name
+    np.testing.assert_allclose(molecule.position, expected.position, atol=5.1e-5)
+    hidden = read_set.molecules["PRO"]
     assert not hidden.mask.any() and not hidden.position.any()
 
 
@@ -342,9 +342,10 @@ def test_rows_of_a_prepared_alignment_are_boltzs(path: Path, tmp_path: Path) -> 
     folder = write_set(tmp_path, pack, [path.stem.split("_")[0]])
     rows, table = read_alignment([str(folder / "msa" / path.name)]), read(path).arrays
     width = rows.num_columns
-    theirs = table["residues.res_type"].reshape(-1, width)
-    np.testing.assert_array_equal(CODES[rows.letters[rows.row_letters]], theirs)
-    taxa = [int(rows.species[one]) if one >= 0 else -1 for one in rows.row_species.tolist()]
+    codes = table["residues.res_type"].reshape(-1, width)
+    np.testing.assert_array_equal(CODES[rows.letters[rows.row_letters]], codes)
+    names = [*rows.species, "-1"]  # -1 is the last
+    taxa = [int(names[row]) for row in rows.row_species.tolist()]
     assert taxa == table["sequences.taxonomy"].tolist()
     sizes = table["sequences.del_end"] - table["sequences.del_start"]
     np.testing.assert_array_equal(np.diff(rows.deletion_start), sizes)
@@ -361,10 +362,10 @@ def test_a_prepared_set_is_recognised_and_gives_samples(tmp_path: Path, inside: 
     manifest["records"].append({**manifest["records"][0], "id": "bad"})
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (dictionary,) = (pack / "components").glob("components.cif*")
-    more = ["--components", dictionary, "--executor", "local", "--json"]
-    report = evofeed("entries", "prepare", folder, tmp_path / "data", *more).json
+    options = ["--components", dictionary, "--executor", "local", "--json"]
+    report = evofeed("entries", "prepare", folder, tmp_path / "data", *options).json
     assert report["state"] == "published"
-    assert [one["chain_id"] for one in report["broken"]] == ["bad"]
+    assert [entry["chain_id"] for entry in report["broken"]] == ["bad"]
     assert "no readable npz" in report["broken"][0]["message"]
     entries = Dataset.open(str(tmp_path / "data")).entries
     assert list(entries) == ["1pfe", "2x1f"]

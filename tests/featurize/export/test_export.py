@@ -50,21 +50,21 @@ LETTERS = np.array(list(f"{RESTYPES}X-"))
 def complexes() -> str:
     """An A2B2 and an AB, with alignments, rows to pair, templates and structures."""
 
-    def made(root: Path) -> None:
+    def build(root: Path) -> None:
         raw, data = str(root / "raw"), str(root / "data")
         write_synthetic(raw, 2, stoichiometries=["A2B2", "AB"], mean_length=50, mean_depth=40)
         with units_inside():
             assert run_job(raw, data).state == "published"
         evofeed("assemblies", raw, data)
 
-    return str(once_a_run("exported", made) / "data")
+    return str(once_a_run("exported", build) / "data")
 
 
 def a_complex() -> tuple[str, AssemblyRecord]:
     """One with a sequence that is there twice."""
     dataset = Dataset.open(complexes())
     records = ((name, dataset.assemblies[name]) for name in dataset.assemblies)
-    return next((name, one) for name, one in records if max(map(len, one.copies)) == 2)
+    return next((name, record) for name, record in records if max(map(len, record.copies)) == 2)
 
 
 def exported(folder: Path, form: str, uri: str = "", **changes: Any) -> Path:
@@ -75,19 +75,19 @@ def exported(folder: Path, form: str, uri: str = "", **changes: Any) -> Path:
 
 def letters(record: ChainRecord) -> np.ndarray:
     """Rows of a record as letters, its query as it is written."""
-    found = LETTERS[record.msa]
-    found[0] = list(record.sequence)
-    return found
+    rows = LETTERS[record.msa]
+    rows[0] = list(record.sequence)
+    return rows
 
 
 def component(name: str) -> Any:
     """A component with names and a conformer, as Boltz has them in its cache."""
     chem = importlib.import_module("rdkit.Chem")
-    known = components(packs()[0])
-    one = known[name] if name in known else made_up()[name]
-    parts = component_atoms(one)
+    dictionary = components(packs()[0])
+    entry = dictionary[name] if name in dictionary else made_up()[name]
+    parts = component_atoms(entry)
     molecule = molecule_graph(parts)
-    for atom, title, leaves in zip(molecule.GetAtoms(), one.name, one.leaving, strict=True):
+    for atom, title, leaves in zip(molecule.GetAtoms(), entry.name, entry.leaving, strict=True):
         atom.SetProp("name", str(title))
         atom.SetProp("leaving_atom", str(int(leaves)))
     conformer = chem.Conformer(len(parts.position))
@@ -124,33 +124,33 @@ def test_boltz_reads_the_chains_rows_and_templates_of_a_complex(
     const = importlib.import_module("boltz.data.const")
     inputs = exported(tmp_path / "in", "boltz") / "inputs"
     monkeypatch.chdir(tmp_path)  # names in a job do not hang on where Boltz is started
-    made = run_boltz(inputs, tmp_path / "out")
+    processed = run_boltz(inputs, tmp_path / "out")
     name, record = a_complex()
-    about = json.loads((made / "records" / f"{name}.json").read_text())
-    assert [one["num_residues"] for one in about["chains"]] == [
+    boltz_record = json.loads((processed / "records" / f"{name}.json").read_text())
+    assert [item["num_residues"] for item in boltz_record["chains"]] == [
         chain.num_res for chain, ids in zip(record.chains, record.copies, strict=True) for _ in ids
     ]
-    assert len({one["entity_id"] for one in about["chains"]}) == 2
-    templates = {one["name"] for one in about["templates"]}
+    assert len({item["entity_id"] for item in boltz_record["chains"]}) == 2
+    templates = {item["name"] for item in boltz_record["templates"]}
     assert len(templates) == sum(chain.num_templates for chain in record.chains) > 0
     tokens = {const.token_ids[const.prot_letter_to_token[c]]: c for c in f"{RESTYPES}X-"}
-    firsts = {one["entity_id"]: one["msa_id"] for one in reversed(about["chains"])}
-    both: list[set[int]] = []
+    firsts = {item["entity_id"]: item["msa_id"] for item in reversed(boltz_record["chains"])}
+    taxa: list[set[int]] = []
     for (_, msa), chain, pairing in zip(
         sorted(firsts.items()), record.chains, record.pairing, strict=True
     ):
-        found = types.MSA.load(made / "msa" / f"{msa}.npz")
-        text = "".join(tokens[int(code[0])] for code in found.residues)
-        rows = [text[one["res_start"] : one["res_end"]] for one in found.sequences]
+        alignment = types.MSA.load(processed / "msa" / f"{msa}.npz")
+        text = "".join(tokens[int(code[0])] for code in alignment.residues)
+        rows = [text[item["res_start"] : item["res_end"]] for item in alignment.sequences]
         assert pairing is not None
         species = np.array(pairing.msa_species)[1:]
-        pairs, own = letters(pairing)[1:][species != ""], letters(chain)
-        wanted = np.concatenate([own[:1], pairs, own[1:]])
-        assert set(rows) <= {"".join(row) for row in wanted} and len(rows) > 10
-        texts = ["".join(row).replace("-", "") for row in wanted]
+        pairs, chain_rows = letters(pairing)[1:][species != ""], letters(chain)
+        expected = np.concatenate([chain_rows[:1], pairs, chain_rows[1:]])
+        assert set(rows) <= {"".join(row) for row in expected} and len(rows) > 10
+        texts = ["".join(row).replace("-", "") for row in expected]
         assert {row.replace("-", "") for row in rows} == set(texts)
-        both.append({int(one["taxonomy"]) for one in found.sequences} - {-1})
-    assert both[0] & both[1]  # species that both chains have are paired
+        taxa.append({int(item["taxonomy"]) for item in alignment.sequences} - {-1})
+    assert taxa[0] & taxa[1]  # species that both chains have are paired
 
 
 @pytest.mark.slow
@@ -170,15 +170,15 @@ def test_openfold3_reads_the_rows_of_every_chain_and_the_species_to_pair(
     queries = form.InferenceQuerySet.from_json(folder / "query.json").queries
     name, record = a_complex()
     query = queries[name]
-    assert [len(one.chain_ids) for one in query.chains] == [len(ids) for ids in record.copies]
-    assert [one.sequence for one in query.chains] == [one.sequence for one in record.chains]
-    asked = configs.MsaSampleProcessorInputInference.create_from_inference_query_entry(query)
+    assert [len(c.chain_ids) for c in query.chains] == [len(ids) for ids in record.copies]
+    assert [c.sequence for c in query.chains] == [c.sequence for c in record.chains]
+    request = configs.MsaSampleProcessorInputInference.create_from_inference_query_entry(query)
     runner = yaml.safe_load((folder / "runner.yml").read_text())
     config = settings(**runner["dataset_config_kwargs"]["msa"])
     parser = reading.MsaSampleParserInference(config=config)
-    maps = parser.parse_msas(parser.create_maps(asked))
-    for one, chain, pairing in zip(query.chains, record.chains, record.pairing, strict=True):
-        tables = maps.rep_id_to_main_msa[maps.chain_id_to_rep_id[one.chain_ids[0]]]
+    maps = parser.parse_msas(parser.create_maps(request))
+    for item, chain, pairing in zip(query.chains, record.chains, record.pairing, strict=True):
+        tables = maps.rep_id_to_main_msa[maps.chain_id_to_rep_id[item.chain_ids[0]]]
         names = [name for name in config.aln_order if name in tables]
         rows = np.concatenate([tables[name].msa[1:] for name in names])
         deleted = np.concatenate([tables[name].deletion_matrix[1:] for name in names])
@@ -186,9 +186,9 @@ def test_openfold3_reads_the_rows_of_every_chain_and_the_species_to_pair(
         assert np.array_equal(rows, letters(chain)[order])
         assert np.array_equal(deleted, chain.deletion_matrix()[order])
         assert pairing is not None
-        told = pairs.process_msa_pairing_metadata(tables["uniprot_hits"].metadata)
-        assert told["species_id"].tolist() == [s for s in pairing.msa_species[1:] if s]
-        assert len(one.template_cif_paths) == chain.num_templates > 0
+        metadata = pairs.process_msa_pairing_metadata(tables["uniprot_hits"].metadata)
+        assert metadata["species_id"].tolist() == [s for s in pairing.msa_species[1:] if s]
+        assert len(item.template_cif_paths) == chain.num_templates > 0
 
 
 @pytest.mark.slow

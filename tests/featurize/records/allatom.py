@@ -32,23 +32,25 @@ def record(pack: Path, entry: str) -> EntryRecord:
 
 
 def differing(
-    ours: Any, theirs: Any, *, skipped: tuple[str, ...], unordered: tuple[str, ...] = ()
+    view: Any, expected: Any, *, skipped: tuple[str, ...], unordered: tuple[str, ...] = ()
 ) -> list[str]:
-    """Fields of two views that differ, coordinates by more than 1e-5 Å, but those that begin so."""
+    """Fields of two views that differ (coordinates by over 1e-5 Å), without `skipped` prefixes."""
     wrong = []
-    for name in type(ours).__dataclass_fields__:
-        one, two = getattr(ours, name), getattr(theirs, name)
+    for name in type(view).__dataclass_fields__:
+        own, other = getattr(view, name), getattr(expected, name)
         if name.startswith(skipped):
             continue
         if name == "atom_position":
-            same = np.allclose(one, two, rtol=0, atol=1e-5, equal_nan=True)
+            is_equal = np.allclose(own, other, rtol=0, atol=1e-5, equal_nan=True)
         elif name in unordered:
-            same = sorted(one.tolist()) == sorted(two.tolist())
+            is_equal = sorted(own.tolist()) == sorted(other.tolist())
         elif name == "resolution":
-            same = np.array_equal(np.nan_to_num([one], nan=-1.0), np.nan_to_num([two], nan=-1.0))
+            is_equal = np.array_equal(
+                np.nan_to_num([own], nan=-1.0), np.nan_to_num([other], nan=-1.0)
+            )
         else:
-            same = np.array_equal(one, two) if isinstance(one, np.ndarray) else one == two
-        wrong += [] if same else [name]
+            is_equal = np.array_equal(own, other) if isinstance(own, np.ndarray) else own == other
+        wrong += [] if is_equal else [name]
     return wrong
 
 
@@ -90,31 +92,33 @@ def protenix_molecules(pack: Path) -> dict[str, Molecule]:
 
 
 def _conformers(pack: Path, kinds: list[str], mask: str) -> dict[str, Molecule]:
-    """Molecules of a pack at the first of these places that is there; all seen without a mask."""
-    found = {}
+    """Molecules of a pack with the first recorded kind of coordinates; `mask` '' is all atoms."""
+    molecules = {}
     with np.load(pack / "components" / "conformers.npz") as tables:
         for name in {key.split(".")[0] for key in tables.files}:
             count = len(tables[f"{name}.name"])
-            there = [tables[f"{name}.{kind}"] for kind in kinds if f"{name}.{kind}" in tables.files]
-            seen = (
+            recorded = [
+                tables[f"{name}.{kind}"] for kind in kinds if f"{name}.{kind}" in tables.files
+            ]
+            resolved = (
                 tables.get(f"{name}.{mask}", np.zeros(count)) > 0 if mask else np.ones(count, bool)
             )
-            place = there[0] if there else np.zeros((count, 3))
-            found[name] = _molecule(tables, name, place, seen)
-    return found
+            position = recorded[0] if recorded else np.zeros((count, 3))
+            molecules[name] = _molecule(tables, name, position, resolved)
+    return molecules
 
 
 def openfold3_alignments(pack: Path, entry: str) -> dict[int, str]:
     """Name of the alignment by entity, of the recorded training cache."""
     cache = openfold3_cache(pack)
-    about = cache["training_cache"]["structure_data"].get(entry)
-    chains = (about or cache["metadata"]["structure_data"][entry])["chains"].values()
-    named = ((one["entity_id"], one.get("alignment_representative_id")) for one in chains)
-    return {entity: name for entity, name in named if name}
+    training = cache["training_cache"]["structure_data"].get(entry)
+    chains = (training or cache["metadata"]["structure_data"][entry])["chains"].values()
+    names = ((chain["entity_id"], chain.get("alignment_representative_id")) for chain in chains)
+    return {entity: name for entity, name in names if name}
 
 
 def boltz_alignments(path: Path, section: RulesetSection) -> dict[int, str]:
     """Name of the alignment by entity, of a structure that Boltz prepared."""
     chains = read(path).meta["record"]["chains"]
-    named = zip(section.chain_entity.tolist(), chains, strict=True)
-    return {entity: one["msa_id"] for entity, one in named if one["msa_id"]}
+    pairs = zip(section.chain_entity.tolist(), chains, strict=True)
+    return {entity: chain["msa_id"] for entity, chain in pairs if chain["msa_id"]}

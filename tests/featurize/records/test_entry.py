@@ -57,7 +57,7 @@ def test_products_of_operators_are_steps_from_right_to_left() -> None:
     np.testing.assert_allclose(moved, [0, 10, 0])  # shifted first, then turned
 
 
-def test_a_pipe_is_no_dictionary(tmp_path: Path) -> None:
+def test_a_pipe_is_not_a_dictionary(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "components.cif")
     with pytest.raises(MmcifError, match=r"components\.cif: no dictionary .* no such file"):
         read_components(tmp_path / "components.cif")
@@ -81,16 +81,16 @@ def test_dates_are_kept_as_listed_and_resolutions_that_say_nothing_are_none() ->
 
 def test_a_made_up_chain_of_any_length_is_whole() -> None:
     sections = prepared(entry_cif("long", 0, 700)).sections.values()
-    assert [np.diff(one.chain_residue).max() for one in sections] == [700] * 3
+    assert [np.diff(section.chain_residue).max() for section in sections] == [700] * 3
 
 
 def test_codes_of_five_letters_and_names_of_five_characters_come_through_every_ruleset() -> None:
     def long(text: str) -> str:
         return text.replace("LIG", "ABCDE").replace(" C1 ", " C1XYZ ")
 
-    made = prepared(long(TEXT), components(long(COMPONENTS.read_text())))
-    assert set(made.sections) == set(PROJECTS)
-    for project, section in made.sections.items():
+    entry = prepared(long(TEXT), components(long(COMPONENTS.read_text())))
+    assert set(entry.sections) == set(PROJECTS)
+    for project, section in entry.sections.items():
         assert "ABCDE" in section.residue_name.tolist(), project
         assert "C1XYZ" in section.atom_name.tolist(), project
     molecule = component_molecule(components(long(COMPONENTS.read_text()))["ABCDE"], 1).molecule
@@ -100,44 +100,49 @@ def test_codes_of_five_letters_and_names_of_five_characters_come_through_every_r
 @pytest.mark.parametrize("count", [1, 64])
 @pytest.mark.parametrize("code", ["MG", "SO4", "LIG"])
 def test_conformers_are_finite_however_many_and_of_a_single_atom(code: str, count: int) -> None:
-    made = component_molecule(components()[code], count).molecule
-    assert np.isfinite(made.position).all()
-    assert made.position.shape[1] == len(made.mask) == len(made.name)
-    assert made.mask.all()
+    molecule = component_molecule(components()[code], count).molecule
+    assert np.isfinite(molecule.position).all()
+    assert molecule.position.shape[1] == len(molecule.mask) == len(molecule.name)
+    assert molecule.mask.all()
 
 
 def test_a_component_that_cannot_be_embedded_has_other_coordinates_or_a_mask_and_no_nan() -> None:
-    one = components()["LIG"]
-    fields = {name: getattr(one, name) for name in type(one).__dataclass_fields__}
-    carbons = np.where(one.element == "H", "H", "C")
-    crowded = {**fields, "element": carbons, "bond_order": np.full(len(one.bond), 4)}
-    for known in (one.ideal, np.full_like(one.ideal, np.nan)):
-        made = component_molecule(type(one)(**{**crowded, "ideal": known, "model": known}), 2)
-        assert made.origin in ("ideal", "none")
-        assert np.isfinite(made.molecule.position).all()
-        assert made.molecule.mask.all() == (made.origin == "ideal")
+    component = components()["LIG"]
+    fields = {name: getattr(component, name) for name in type(component).__dataclass_fields__}
+    carbons = np.where(component.element == "H", "H", "C")
+    crowded = {**fields, "element": carbons, "bond_order": np.full(len(component.bond), 4)}
+    for ideal in (component.ideal, np.full_like(component.ideal, np.nan)):
+        reference = component_molecule(
+            type(component)(**{**crowded, "ideal": ideal, "model": ideal}), 2
+        )
+        assert reference.origin in ("ideal", "none")
+        assert np.isfinite(reference.molecule.position).all()
+        assert reference.molecule.mask.all() == (reference.origin == "ideal")
 
 
 def test_an_unknown_component_is_named_by_every_project_that_leaves_it_out_or_refuses() -> None:
-    made = prepared(TEXT, ComponentTable({k: v for k, v in components().items() if k != "LIG"}))
-    said = " ".join(made.notes())
+    entry = prepared(TEXT, ComponentTable({k: v for k, v in components().items() if k != "LIG"}))
+    notes = " ".join(entry.notes())
     for project in PROJECTS:
-        section = made.sections.get(project)
-        gone = section is None or "LIG" not in section.residue_name.tolist()
-        assert not gone or project in said
-    assert "LIG" in said
+        section = entry.sections.get(project)
+        is_missing = section is None or "LIG" not in section.residue_name.tolist()
+        assert not is_missing or project in notes
+    assert "LIG" in notes
 
 
 def test_text_cut_anywhere_or_with_a_changed_character_is_a_record_or_a_typed_error() -> None:
     dice = np.random.default_rng(0)
     begin = TEXT.index("_atom_site.group_PDB")
     refused = 0
-    for at in [*np.linspace(1, begin + 2500, 40).astype(int), *dice.integers(0, begin + 2000, 40)]:
-        whole = TEXT[: int(at)]
+    for offset in [
+        *np.linspace(1, begin + 2500, 40).astype(int),
+        *dice.integers(0, begin + 2000, 40),
+    ]:
+        text = TEXT[: int(offset)]
         if dice.random() < 0.5:
-            whole = TEXT[: int(at)] + "#'_;9"[dice.integers(5)] + TEXT[int(at) + 1 :]
+            text = TEXT[: int(offset)] + "#'_;9"[dice.integers(5)] + TEXT[int(offset) + 1 :]
         try:
-            prepared(whole)
+            prepared(text)
         except EvofeedError:
             refused += 1
     assert refused > 10

@@ -1,4 +1,4 @@
-"""Cleaning by OpenFold3's, Boltz's and Protenix's rules beside structures that they prepared."""
+"""Cleaning by OpenFold3's, Boltz's and Protenix's rules, against structures that they prepared."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def section_of(path: Path) -> RulesetSection:
 def test_cleaning_gives_the_atoms_bonds_metadata_and_view_that_openfold3_has(path: Path) -> None:
     pack = path.parents[2]
     entry, section = record(pack, path.stem), section_of(path)
-    theirs = read(path, "atom.").arrays
+    recorded = read(path, "atom.").arrays
     chain, residue, row = section.atom_chain(), section.atom_residue(), section.atom_row
-    assert theirs["atom_name"].tolist() == section.atom_name.tolist()
+    assert recorded["atom_name"].tolist() == section.atom_name.tolist()
     columns = {
         "chain_id": section.chain_name[chain],
         "res_id": section.residue_index[residue],
@@ -77,67 +77,69 @@ def test_cleaning_gives_the_atoms_bonds_metadata_and_view_that_openfold3_has(pat
         "label_asym_id": np.array(entry.chain_label)[section.chain_asym[chain]],
     }
     for name, values in columns.items():
-        assert np.array_equal(values, theirs[name]), name
+        assert np.array_equal(values, recorded[name]), name
     position = placed(
         entry.atom_position[row], section.chain_operator[chain], entry.operators, single=True
     )
     position[row < 0] = np.nan
-    np.testing.assert_allclose(position, theirs["coord"], rtol=0, atol=COPY_TOLERANCE)
+    np.testing.assert_allclose(position, recorded["coord"], rtol=0, atol=COPY_TOLERANCE)
     assert sorted_bonds(section.bond_atom, section.bond_type) == sorted_bonds(
-        theirs["bonds"][:, :2], theirs["bonds"][:, 2]
+        recorded["bonds"][:, :2], recorded["bonds"][:, 2]
     )
 
-    about = openfold3_cache(pack)["metadata"]["structure_data"][path.stem]
+    metadata = openfold3_cache(pack)["metadata"]["structure_data"][path.stem]
     names = section.chain_name
-    assert [[names[a], names[b]] for a, b in section.interface] == about["interfaces"]
-    assert set(names.tolist()) == set(about["chains"])
+    assert [[names[a], names[b]] for a, b in section.interface] == metadata["interfaces"]
+    assert set(names.tolist()) == set(metadata["chains"])
     for name, asym, entity in zip(names, section.chain_asym, section.chain_entity, strict=True):
-        assert about["chains"][name]["label_asym_id"] == entry.chain_label[asym]
-        assert about["chains"][name]["auth_asym_id"] == entry.chain_author[asym]
-        assert about["chains"][name]["entity_id"] == entity
-    assert min(entry.release_dates) == about["release_date"]
-    assert entry.methods[0] == about["experimental_method"]
+        assert metadata["chains"][name]["label_asym_id"] == entry.chain_label[asym]
+        assert metadata["chains"][name]["auth_asym_id"] == entry.chain_author[asym]
+        assert metadata["chains"][name]["entity_id"] == entity
+    assert min(entry.release_dates) == metadata["release_date"]
+    assert entry.methods[0] == metadata["experimental_method"]
     resolution = entry.resolution()
-    assert (None if np.isnan(resolution) else resolution) == about["resolution"]
+    assert (None if np.isnan(resolution) else resolution) == metadata["resolution"]
 
     alignments = openfold3_alignments(pack, path.stem)
-    ours = openfold3_view(entry, section, openfold3_molecules(pack), alignments)
-    wanted = entry_view("openfold3", pack, path.stem)
+    view = openfold3_view(entry, section, openfold3_molecules(pack), alignments)
+    expected = entry_view("openfold3", pack, path.stem)
     skipped = ("bond_", "molecule_orders")
-    assert differing(ours, wanted, skipped=skipped, unordered=("interface_chain",)) == []
-    bonds = [sorted_bonds(view.bond_atom, view.bond_type) for view in (ours, wanted)]
+    assert differing(view, expected, skipped=skipped, unordered=("interface_chain",)) == []
+    bonds = [sorted_bonds(v.bond_atom, v.bond_type) for v in (view, expected)]
     assert bonds[0] == bonds[1]
 
 
 def smiles(parts: MoleculeAtoms, conformer: np.ndarray) -> str:
-    """A molecule with the stereochemistry that heavy atoms have at these places."""
+    """SMILES of a molecule with the stereochemistry of these coordinates of its heavy atoms."""
     from rdkit import Chem
 
     graph = Chem.RemoveAllHs(molecule_graph(parts))
     Chem.RemoveStereochemistry(graph)
-    place = Chem.Conformer(len(conformer))
-    place.SetPositions(conformer.astype(np.float64))
-    graph.AddConformer(place)
+    coordinates = Chem.Conformer(len(conformer))
+    coordinates.SetPositions(conformer.astype(np.float64))
+    graph.AddConformer(coordinates)
     Chem.AssignStereochemistryFrom3D(graph)
     return str(Chem.MolToSmiles(graph))
 
 
 @pytest.mark.parametrize("pack", packs(), ids=lambda pack: pack.name)
 def test_conformers_are_of_the_stereoisomers_that_openfold3_has(pack: Path) -> None:
-    known = openfold3_cache(pack)["training_cache"]["reference_molecule_data"]
+    recorded = openfold3_cache(pack)["training_cache"]["reference_molecule_data"]
     table = components(pack)
-    wanted_of = {code: about["canonical_smiles"] for code, about in known.items() if code in table}
-    small = [code for code in wanted_of if table[code].heavy.sum() < 30]
-    organic = [code for code in small if "->" not in wanted_of[code]]  # no metal's neighbours
+    smiles_of = {
+        code: molecule["canonical_smiles"] for code, molecule in recorded.items() if code in table
+    }
+    small = [code for code in smiles_of if table[code].heavy.sum() < 30]
+    organic = [code for code in small if "->" not in smiles_of[code]]  # no metal's neighbours
     assert len(organic) > 20
     for code in organic:
-        wanted = wanted_of[code]
+        expected = smiles_of[code]
         for conformer in component_molecule(table[code], 4).molecule.position:
-            assert smiles(component_atoms(table[code]), conformer) == wanted, code
+            assert smiles(component_atoms(table[code]), conformer) == expected, code
 
 
 def test_a_ligand_has_the_bonds_and_the_stereochemistry_of_its_atoms_in_the_entry() -> None:
-    path = next(one for one in OPENFOLD3 if one.stem == "1pfe")
+    path = next(recording for recording in OPENFOLD3 if recording.stem == "1pfe")
     entry, section = record(path.parents[2], "1pfe"), section_of(path)
     (chain, *_) = np.flatnonzero(section.residue_name[section.chain_residue[:-1]] == "QUI").tolist()
     parts = ligand_atoms(entry, section, chain)
@@ -147,8 +149,8 @@ def test_a_ligand_has_the_bonds_and_the_stereochemistry_of_its_atoms_in_the_entr
 @pytest.mark.parametrize("pack", packs(), ids=lambda pack: pack.name)
 def test_an_entry_that_openfold3_loses_is_refused_with_a_reason(pack: Path) -> None:
     status = openfold3_cache(pack)["metadata"]["structure_data"]
-    lost = [name for name, about in status.items() if about["status"] != "success"]
-    for name in lost:
+    failed = [name for name, metadata in status.items() if metadata["status"] != "success"]
+    for name in failed:
         with pytest.raises(EntryRefused) as refusal:
             openfold3_section(record(pack, name), components(pack))
         assert name in str(refusal.value)
@@ -165,13 +167,13 @@ def test_an_entry_that_openfold3_loses_is_refused_with_a_reason(pack: Path) -> N
         {"name": "P"},
         {"monomers": ()},
     ],
-    ids=lambda one: next(iter(one)),
+    ids=lambda change: next(iter(change)),
 )
 def test_an_entry_without_a_table_that_openfold3_reads_is_refused(change: dict[str, Any]) -> None:
     for path in OPENFOLD3:
         entry, table = record(path.parents[2], path.stem), components(path.parents[2])
         if not hasattr(entry, next(iter(change))):
-            entities = tuple(dataclasses.replace(one, **change) for one in entry.entities)
+            entities = tuple(dataclasses.replace(entity, **change) for entity in entry.entities)
             wrong = dataclasses.replace(entry, entities=entities)
         else:
             wrong = dataclasses.replace(entry, **change)
@@ -205,14 +207,14 @@ def test_the_view_of_a_record_is_the_view_of_boltzs_own_tables(path: Path) -> No
     pack = path.parent.parent.parent
     entry = record(pack, path.stem)
     section = boltz_section(entry, components(pack))
-    ours = boltz_view(entry, section, boltz_molecules(pack), boltz_alignments(path, section))
-    theirs = recorded_view(pack, path.stem)
+    view = boltz_view(entry, section, boltz_molecules(pack), boltz_alignments(path, section))
+    recorded = recorded_view(pack, path.stem)
     # Of a ring's two Kekulé forms Boltz has the one that RDKit chose; nothing reads it.
     skipped = ("molecule_", "component_", "atom_reference", "bond_")
-    assert differing(ours, theirs, skipped=skipped, unordered=("interface_chain",)) == []
-    assert sorted_bonds(ours.bond_atom) == sorted_bonds(theirs.bond_atom)
-    theirs_at = theirs.molecule_position[0][theirs.atom_reference]
-    np.testing.assert_allclose(ours.molecule_position[0][ours.atom_reference], theirs_at, atol=1e-6)
+    assert differing(view, recorded, skipped=skipped, unordered=("interface_chain",)) == []
+    assert sorted_bonds(view.bond_atom) == sorted_bonds(recorded.bond_atom)
+    position = recorded.molecule_position[0][recorded.atom_reference]
+    np.testing.assert_allclose(view.molecule_position[0][view.atom_reference], position, atol=1e-6)
 
 
 @pytest.mark.parametrize("pack", packs(), ids=lambda pack: pack.name)
@@ -239,23 +241,25 @@ def protein_with_gaps(path: Path) -> tuple[EntryRecord, int, int]:
 
 
 @pytest.mark.parametrize("path", some_recordings("boltz/structure/*.npz", 3), ids=lambda p: p.stem)
-def test_a_residue_without_neighbours_stands_at_the_first_place_of_its_name(path: Path) -> None:
-    # As gemmi aligns it for Boltz, seen on 2x1f with one residue left of a chain.
+def test_a_residue_without_neighbours_is_aligned_to_the_first_monomer_of_its_name(
+    path: Path,
+) -> None:
+    # As gemmi aligns it for Boltz, observed on 2x1f with one residue left of a chain.
     entry, index, entity = protein_with_gaps(path)
     entry = dataclasses.replace(entry, oligomeric_count="")
     table = components(path.parent.parent.parent)
     monomers = entry.entities[entity].monomers
-    places = []
+    positions = []
     for rules in (BoltzRules(), BoltzRules.right()):
         section = boltz_section(entry, table, rules)
         chain = section.chain_entity.tolist().index(entity)
         low, high = section.chain_residue[chain : chain + 2]
-        seen = [
+        resolved = [
             bool((section.atom_row[slice(*section.residue_atom[row : row + 2])] >= 0).any())
             for row in range(low, high)
         ]
-        places.append(np.flatnonzero(seen).tolist())
-    assert places == [[monomers.index(monomers[index])], [index]]
+        positions.append(np.flatnonzero(resolved).tolist())
+    assert positions == [[monomers.index(monomers[index])], [index]]
 
 
 @pytest.mark.parametrize("path", some_recordings("boltz/structure/*.npz", 3), ids=lambda p: p.stem)
@@ -268,9 +272,9 @@ def test_a_residue_that_the_sequence_lacks_fails_the_entry_unless_mended(path: P
     number = int(entry.residue_seq[(low + high) // 2])
     monomers = list(entry.entities[row].monomers)
     monomers[number - 1] = "TRP" if monomers[number - 1] != "TRP" else "GLY"
-    other = dataclasses.replace(entry.entities[row], monomers=tuple(monomers))
-    entities = tuple(other if one == row else e for one, e in enumerate(entry.entities))
-    wrong = dataclasses.replace(entry, entities=entities, links=())
+    entities = list(entry.entities)
+    entities[row] = dataclasses.replace(entities[row], monomers=tuple(monomers))
+    wrong = dataclasses.replace(entry, entities=tuple(entities), links=())
     with pytest.raises(EntryRefused, match="of the sequence"):
         boltz_section(wrong, table)
     assert len(boltz_section(wrong, table, BoltzRules.right()).chain_name)
@@ -306,26 +310,26 @@ def test_the_view_of_a_record_is_the_view_of_protenixs_own_tables(path: Path) ->
     entry, table = record(pack, path.stem), components(pack)
     section = protenix_section(entry, table)
     sequences = canonical_sequences(entry, section, table)
-    theirs = entry_view("protenix", pack, path.stem)
-    names = alignments_of(theirs)
-    told = read(path).meta["other"]["sequences"]
+    recorded = entry_view("protenix", pack, path.stem)
+    names = alignments_of(recorded)
+    canonical = read(path).meta["other"]["sequences"]
     assert {names[entity]: text for entity, text in sequences.items()} == {
-        name: told[name] for name in set(names.values())
+        name: canonical[name] for name in set(names.values())
     }
-    ours = protenix_view(entry, section, protenix_molecules(pack), names, table)
+    view = protenix_view(entry, section, protenix_molecules(pack), names, table)
     skipped = ("molecule_", "component_", "atom_reference", "bond_", "interface_chain")
-    assert differing(ours, theirs, skipped=skipped) == []
-    assert sorted_bonds(ours.bond_atom) == sorted_bonds(theirs.bond_atom)
-    assert sorted_bonds(ours.interface_chain) == sorted_bonds(theirs.interface_chain)
-    position = theirs.molecule_position[0][theirs.atom_reference]
-    mask = theirs.molecule_mask[theirs.atom_reference]
-    mine = ours.molecule_position[0][ours.atom_reference]
-    np.testing.assert_array_equal(ours.molecule_mask[ours.atom_reference], mask)
-    np.testing.assert_allclose(mine[mask], position[mask], atol=1e-6)
+    assert differing(view, recorded, skipped=skipped) == []
+    assert sorted_bonds(view.bond_atom) == sorted_bonds(recorded.bond_atom)
+    assert sorted_bonds(view.interface_chain) == sorted_bonds(recorded.interface_chain)
+    position = recorded.molecule_position[0][recorded.atom_reference]
+    mask = recorded.molecule_mask[recorded.atom_reference]
+    own_position = view.molecule_position[0][view.atom_reference]
+    np.testing.assert_array_equal(view.molecule_mask[view.atom_reference], mask)
+    np.testing.assert_allclose(own_position[mask], position[mask], atol=1e-6)
 
 
 def test_the_selenium_of_a_polymer_is_found_where_the_fault_is_mended() -> None:
-    lost = kept = entries = 0
+    with_fault = mended = entries = 0
     for path in PROTENIX:
         pack = path.parent.parent.parent
         entry = record(pack, path.stem)
@@ -335,7 +339,11 @@ def test_the_selenium_of_a_polymer_is_found_where_the_fault_is_mended() -> None:
         for rules in (ProtenixRules(), ProtenixRules.right()):
             section = protenix_section(entry, components(pack), rules)
             sulfur = (section.atom_name == "SD") & (section.atom_row >= 0)
-            seen = int((entry.atom_element[section.atom_row[sulfur]] == "SE").sum())
-            lost, kept = (lost + seen, kept) if rules.selenium_lost else (lost, kept + seen)
-    assert lost == 0
-    assert kept > 0 or not entries
+            count = int((entry.atom_element[section.atom_row[sulfur]] == "SE").sum())
+            with_fault, mended = (
+                (with_fault + count, mended)
+                if rules.selenium_lost
+                else (with_fault, mended + count)
+            )
+    assert with_fault == 0
+    assert mended > 0 or not entries
