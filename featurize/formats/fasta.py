@@ -34,18 +34,18 @@ def parse_fasta(
     *,
     path: str = "",
     caps: InputCaps | None = None,
-    faults: list[InputError] | None = None,
+    problems: list[InputError] | None = None,
     rna: bool = False,
 ) -> list[FastaRecord]:
     """The records of a FASTA file, letters upper-cased, a final `*` dropped. Errors of single
-    records go to `faults`, and the others are returned; without it the first is raised.
+    records go to `problems`, and the others are returned; without it the first is raised.
 
     Raises:
         InputError: residues before a header, an empty sequence, a character that is
             not a letter, or bases instead of amino acids; names the line.
     """
     caps = caps or InputCaps()
-    problems: list[InputError] = []
+    errors: list[InputError] = []
     headers: list[tuple[str, int]] = []
     bodies: list[list[str]] = []
     for number, raw in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
@@ -57,21 +57,21 @@ def parse_fasta(
             bodies.append([])
         elif bodies:
             bodies[-1].append(line)
-        elif not problems:
-            problems.append(InputError("residues before the first '>' header", line=number))
+        elif not errors:
+            errors.append(InputError("residues before the first '>' header", line=number))
     records = []
     for (header, number), body in zip(headers, bodies, strict=True):
         record = FastaRecord(header, "".join(body).upper().removesuffix("*"), number)
         if error := _sequence_error(record.sequence, caps, rna):
             error.line, error.item = number, record.name or None
-            problems.append(error)
+            errors.append(error)
         else:
             records.append(record)
-    for problem in problems:
-        problem.path = path or None
-        if faults is None:
-            raise problem
-        faults.append(problem)
+    for error in errors:
+        error.path = path or None
+        if problems is None:
+            raise error
+        problems.append(error)
     return records
 
 

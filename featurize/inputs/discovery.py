@@ -94,25 +94,25 @@ def discover(
         raise InputError("no such file or folder", path=str(root))
     if not root.is_file() and not root.is_dir():
         raise InputError("neither a file nor a folder: copy it into a file first", path=str(root))
-    faults: list[InputError] = []
+    errors: list[InputError] = []
     home = _home_of(root)
     alignments = first_dir(root if root.is_dir() else root.parent, _ALIGNMENT_DIRS)
     uris = {"structure_dir": structure_dir, "template_mmcif_dir": template_mmcif_dir}
     user_dirs = {name: None if folder is None else _path(folder) for name, folder in uris.items()}
-    side_files = SideFiles.find(home, user_dirs, faults, is_distillation=is_distillation)
+    side_files = SideFiles.find(home, user_dirs, errors, is_distillation=is_distillation)
     with paused_gc():
         sources = _sources(root, alignments, side_files)
     if duplicates := first_file(home, ("duplicate_pdb_chains.txt",)):
         sources += _duplicate_chains(sources, duplicates, side_files)
-    sources = unique_chains(sources, faults, str(root))
+    sources = unique_chains(sources, errors, str(root))
     if problems is not None:
-        problems += faults
+        problems += errors
         if root.is_dir():
-            used = {*side_files.used, *(fault.path or "" for fault in faults)}
+            used = {*side_files.used, *(error.path or "" for error in errors)}
             problems += unused_files(root, sources, used)
-    elif fatal := [fault for fault in faults if not isinstance(fault, NoProtein) or not sources]:
+    elif fatal := [error for error in errors if not isinstance(error, NoProtein) or not sources]:
         raise fatal[0]
-    if not sources and not faults:
+    if not sources and not errors:
         message = not_an_input(root) if root.is_dir() else "no chain in it: is it empty?"
         raise InputError(message, path=str(root))
     if sources:
@@ -176,13 +176,13 @@ def _from_files(
     read_chains: Callable[[Path, SideFiles], list[ChainSource]],
     side_files: SideFiles,
 ) -> list[ChainSource]:
-    """The chains of several files; an unreadable file is a fault, and the others are read."""
+    """The chains of several files; an unreadable file is a problem, and the others are read."""
     sources = []
     for path in files:
         try:
             sources += read_chains(path, side_files)
         except InputError as error:
-            side_files.faults.append(error)
+            side_files.problems.append(error)
     return sources
 
 
@@ -231,16 +231,16 @@ def _duplicate_chains(
 
 
 def unique_chains(
-    sources: Iterable[ChainSource], faults: list[InputError], input_path: str
+    sources: Iterable[ChainSource], problems: list[InputError], input_path: str
 ) -> list[ChainSource]:
-    """The first source of each chain id; each further one is a fault of its file or the input."""
+    """The first source of each chain id; each further one is a problem of its file or the input."""
     by_id: dict[str, ChainSource] = {}
     for source in sources:
         chain_id = source.chain_id
         if chain_id in by_id:
             files = (source.assembly, source.fasta, source.alignment_dir, source.structure)
             path = next(filter(None, files), input_path)
-            faults.append(InputError("there twice: give each a name", path=path, item=chain_id))
+            problems.append(InputError("there twice: give each a name", path=path, item=chain_id))
         else:
             by_id[chain_id] = source
     return list(by_id.values())

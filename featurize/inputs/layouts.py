@@ -83,7 +83,7 @@ def from_chain_folders(
             inner = list(os.scandir(entry.path))
         except OSError as error:  # a folder without permission: the others are read
             message = f"folder cannot be listed: {error.strerror}"
-            side_files.faults.append(InputError(message, path=entry.path))
+            side_files.problems.append(InputError(message, path=entry.path))
             continue
         if any(item.name == "msas" for item in inner) and chain_folders(Path(entry.path)):
             sources += from_target(Path(entry.path), side_files)
@@ -138,7 +138,7 @@ def from_db(index: Mapping[str, DbEntry], side_files: SideFiles) -> list[ChainSo
     sources = []
     for chain_id, entry in index.items():
         if entry.is_rna:
-            side_files.faults.append(NoProtein("RNA", path=entry.db, item=chain_id))
+            side_files.problems.append(NoProtein("RNA", path=entry.db, item=chain_id))
             continue
         texts = {"sequence": entry.sequence, "description": entry.description}
         sources += side_files.chain(chain_id, entry.db, alignments=entry.files, **texts)
@@ -179,10 +179,11 @@ def from_fasta(path: Path, side_files: SideFiles, *, rna: bool = False) -> list[
     Headers may be Boltz's or Chai's, with the kind of each molecule and the file of its alignment;
     molecules other than proteins, or RNA with `rna`, are listed in the notes of the proteins.
     """
-    faults: list[InputError] = []
-    records = parse_fasta(read_bytes(file_ref(path)), path=str(path), faults=faults, rna=rna)
-    molecules = [molecule_of(fault.item or "") for fault in faults]
-    side_files.faults.extend(f for f, m in zip(faults, molecules, strict=True) if not is_other(m))
+    problems: list[InputError] = []
+    records = parse_fasta(read_bytes(file_ref(path)), path=str(path), problems=problems, rna=rna)
+    molecules = [molecule_of(problem.item or "") for problem in problems]
+    pairs = zip(problems, molecules, strict=True)
+    side_files.problems.extend(problem for problem, m in pairs if not is_other(m))
     others = [m for m in molecules if m is not None and is_other(m)]
     sources = []
     for record in records:
@@ -195,7 +196,7 @@ def from_fasta(path: Path, side_files: SideFiles, *, rna: bool = False) -> list[
             alignments = _alignments_of(record.sequence, source.chain_id, molecule, path)
             sources.append(dataclasses.replace(source, **alignments))
     if others and not sources:
-        side_files.faults.append(NoProtein(left_out_note(others), path=str(path)))
+        side_files.problems.append(NoProtein(left_out_note(others), path=str(path)))
     notes = (left_out_note(others),) if others else ()
     return [dataclasses.replace(source, notes=notes) for source in sources]
 
@@ -232,7 +233,7 @@ def from_structures(paths: Iterable[Path], side_files: SideFiles) -> list[ChainS
     files = list(paths)
     for path, listed in zip(files, list_chains(files), strict=True):
         if isinstance(listed, InputError):
-            side_files.faults.append(listed)
+            side_files.problems.append(listed)
             continue
         entry = entry_of(plain(path.name))
         for chain in listed:

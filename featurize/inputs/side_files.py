@@ -37,7 +37,7 @@ class SideFiles:
         structures: path by entry or chain.
         fastas: path by chain.
         template_mmcif_dir, release_dates, obsolete_pdbs: as in `ChainSource`.
-        faults: receives errors such as invalid chain ids.
+        problems: receives errors such as invalid chain ids.
         used: FASTA files whose records are chains.
     """
 
@@ -47,7 +47,7 @@ class SideFiles:
     release_dates: str | None
     obsolete_pdbs: str | None
     is_distillation: bool
-    faults: list[InputError]
+    problems: list[InputError]
     used: set[str] = field(default_factory=set)
 
     @classmethod
@@ -55,7 +55,7 @@ class SideFiles:
         cls,
         root: Path,
         user_dirs: Mapping[str, str | None],
-        faults: list[InputError],
+        problems: list[InputError],
         *,
         is_distillation: bool = False,
     ) -> SideFiles:
@@ -81,14 +81,14 @@ class SideFiles:
             release_dates=first_file(root, ("mmcif_cache.json",)),
             obsolete_pdbs=first_file(root, ("obsolete.dat",)),
             is_distillation=is_distillation,
-            faults=faults,
+            problems=problems,
         )
 
     def chain(self, chain_id: str, path: str, **fields: Any) -> list[ChainSource]:
-        """A chain with its side files and `fields`; none, and a fault of `path`, for a bad id."""
+        """A chain with its side files and `fields`; none, and a problem of `path`, for a bad id."""
         if not _CHAIN_ID.match(chain_id):
             message = f"{chain_id!r} is not a chain id: use letters, digits, _ . + = -, at most 200"
-            self.faults.append(InputError(message, path=path))
+            self.problems.append(InputError(message, path=path))
             return []
         defaults: dict[str, Any] = {
             "structure": _structure_of(chain_id, self.structures),

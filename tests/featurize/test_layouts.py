@@ -166,12 +166,12 @@ def test_colabfold_results_use_the_best_model_as_a_prediction(tmp_path: Path) ->
 def test_structures_alone_are_all_their_protein_chains(tmp_path: Path, golden: Path) -> None:
     shutil.copytree(INPUTS[0] / "mmcif", tmp_path / "mmcif")
     (tmp_path / "mmcif" / "broken.cif").write_text("data_broken\n_entry.id broken\n")
-    faults: list[InputError] = []
-    sources = discover(tmp_path / "mmcif", problems=faults)
+    problems: list[InputError] = []
+    sources = discover(tmp_path / "mmcif", problems=problems)
     parsed = json.loads((GOLDEN[0] / "mmcif" / "parse.json").read_text())
     chains = {f"{n}_{c}" for n, entry in parsed.items() for c in entry.get("chain_to_seqres", ())}
     assert chains <= {source.chain_id for source in sources}
-    assert "broken" in {Path(str(fault.path)).stem for fault in faults}
+    assert "broken" in {Path(str(problem.path)).stem for problem in problems}
     record = featurize_chain(sources[0])
     assert record.num_alignments == 1 and "no alignment" in " ".join(record.dropped)
 
@@ -246,7 +246,7 @@ def test_an_alignment_whose_name_is_not_utf_8_is_an_error_and_other_files_are_ig
 
 
 @pytest.mark.parametrize("deeper", [False, True])
-def test_a_folder_without_permission_is_a_fault_and_other_chains_are_read(
+def test_a_folder_without_permission_is_a_problem_and_other_chains_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deeper: bool
 ) -> None:
     for chain_id in ("1abc_A", "2abc_A"):
@@ -260,13 +260,13 @@ def test_a_folder_without_permission_is_a_fault_and_other_chains_are_read(
         return listed(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    faults: list[InputError] = []
-    sources = {source.chain_id: source for source in discover(tmp_path, problems=faults)}
+    problems: list[InputError] = []
+    sources = {source.chain_id: source for source in discover(tmp_path, problems=problems)}
     assert featurize_chain(sources.pop("2abc_A")).sequence == "ACDE"
     if sources:
         with pytest.raises(InputError) as caught:
             featurize_chain(sources.pop("1abc_A"))
-        faults.append(caught.value)
-    (fault,) = faults
-    assert "cannot be listed: Permission denied" in str(fault)
-    assert str(fault.path) == secret.rstrip("/")
+        problems.append(caught.value)
+    (problem,) = problems
+    assert "cannot be listed: Permission denied" in str(problem)
+    assert str(problem.path) == secret.rstrip("/")

@@ -93,9 +93,9 @@ def test_a_mirror_is_an_input_and_a_folder_of_structures_and_templates(
 def test_equal_names_in_several_folders_are_reported(tmp_path: Path) -> None:
     for job in ("job1", "job2"):
         put(tmp_path / job / "ranked_0.pdb", LEGACY)
-    faults: list[InputError] = []
-    assert names(discover(tmp_path, problems=faults)) == ["ranked_0_A"]
-    assert ["there twice" in str(fault) for fault in faults] == [True]
+    problems: list[InputError] = []
+    assert names(discover(tmp_path, problems=problems)) == ["ranked_0_A"]
+    assert ["there twice" in str(problem) for problem in problems] == [True]
 
 
 def test_entries_of_alphafolds_database_are_found_by_accession(tmp_path: Path) -> None:
@@ -106,13 +106,13 @@ def test_entries_of_alphafolds_database_are_found_by_accession(tmp_path: Path) -
     assert names(discover(tmp_path / "afdb")) == ["AF-P01112-F1-model_v4_A"]
 
 
-def test_one_unreadable_structure_is_a_fault_and_the_others_are_read(tmp_path: Path) -> None:
+def test_one_unreadable_structure_is_a_problem_and_the_others_are_read(tmp_path: Path) -> None:
     put(tmp_path / "1abc.cif", TEXT)
     put(tmp_path / "2abc.cif", "no mmCIF")
-    faults: list[InputError] = []
-    assert names(discover(tmp_path, problems=faults)) == ["1abc_A"]
-    (fault,) = faults
-    assert "2abc.cif" in str(fault) and "not mmCIF" in str(fault)
+    problems: list[InputError] = []
+    assert names(discover(tmp_path, problems=problems)) == ["1abc_A"]
+    (problem,) = problems
+    assert "2abc.cif" in str(problem) and "not mmCIF" in str(problem)
 
 
 def test_entries_are_read_from_file_names_of_the_wwpdb() -> None:

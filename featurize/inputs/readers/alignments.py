@@ -76,7 +76,7 @@ def _chain_id_map(path: Path, side_files: SideFiles) -> dict[str, dict[str, str]
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"not AlphaFold's map of chain ids: {error!r}; the queries are used as sequences"
-        side_files.faults.append(InputError(message, path=str(path)))
+        side_files.problems.append(InputError(message, path=str(path)))
         return {}
 
 

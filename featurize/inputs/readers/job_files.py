@@ -89,7 +89,7 @@ def is_job(path: Path) -> bool:
 
 
 def from_job(path: Path, side_files: SideFiles) -> list[ChainSource]:
-    """The proteins of a job file; a job that cannot be read is a fault.
+    """The proteins of a job file; a job that cannot be read is a problem.
 
     With AlphaFold 3's `x_data.json`, its best model `x_model.cif` is their structure.
     """
@@ -115,7 +115,7 @@ def from_job(path: Path, side_files: SideFiles) -> list[ChainSource]:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"not as AlphaFold 3, Protenix or Boltz write them: {error!r}"
             message = f"its 'sequences' are {reason}"
-            side_files.faults.append(InputError(message, path=str(path), item=entry))
+            side_files.problems.append(InputError(message, path=str(path), item=entry))
     return sources
 
 
@@ -173,7 +173,7 @@ def _proteins(
             others.append(Molecule(", ".join(ids), kind))
     if not proteins:
         message = left_out_note(others) if others else "no protein in it"
-        side_files.faults.append(NoProtein(message, path=str(path), item=entry))
+        side_files.problems.append(NoProtein(message, path=str(path), item=entry))
     for index, ids, body in proteins:
         chain_id = f"{entry}_{ids[0]}"
         refs, notes = _alignments(body, number, index, chain_id, path, side_files)
@@ -194,7 +194,7 @@ def _proteins(
             copies=tuple(ids),
         )
         if not chains:
-            side_files.faults[-1].item = entry
+            side_files.problems[-1].item = entry
         yield from chains
 
 
