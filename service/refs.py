@@ -110,7 +110,7 @@ class Refs:
     def get(self, dataset: str, ref: str) -> Ref:
         """As `note`, without the database if the ref has not moved."""
         current = self._catalog.view(dataset).ref(ref)
-        key = self._catalog.known(dataset).id, ref
+        key = self._catalog.cached_dataset(dataset).id, ref
         if self._noted.get(key) != current.digest:
             current = self.note(dataset, ref)
             if len(self._noted) >= _MOST:
@@ -124,7 +124,7 @@ class Refs:
         Raises:
             DatasetMissing: there is no such ref.
         """
-        view, dataset_id = self._catalog.view(dataset), self._catalog.known(dataset).id
+        view, dataset_id = self._catalog.view(dataset), self._catalog.cached_dataset(dataset).id
         while True:
             with self._database.read() as session:
                 before = _last(session, dataset_id, ref)

@@ -35,7 +35,7 @@ class Remembered(Generic[_K, _V]):
         self._away_until = 0.0
         self._lock = threading.Lock()
 
-    def known(self, key: _K) -> _V | None:
+    def cached(self, key: _K) -> _V | None:
         """The cached answer, if it is newer than `TRUST` seconds."""
         entry = self._answers.get(key)
         return entry[0] if entry and time.monotonic() < entry[1] + TRUST else None
@@ -47,7 +47,7 @@ class Remembered(Generic[_K, _V]):
             Problem: from `ask`; the cached answer is then dropped, for outages too.
             DBAPIError: the database is away, and no answer is cached.
         """
-        if (answered := self.known(key)) is not None:
+        if (answered := self.cached(key)) is not None:
             return answered
         old = self._answers.get(key) if without_database else None
         if old is not None and time.monotonic() > old[1] + self._grace:

@@ -204,7 +204,7 @@ class Tickets:
         waiting = self.queue.find(ticket.id)
         if waiting is not None and waiting.state in (PENDING, RUNNING):
             return waiting
-        if self._found(ticket) is not None:
+        if self._cached_results(ticket) is not None:
             ticket.state = COMPLETE
         self.queue.add(ticket)
         self._wake.set()
@@ -221,7 +221,7 @@ class Tickets:
         Raises:
             InputError: it left the cache because a database was replaced.
         """
-        alignments = self._found(ticket)
+        alignments = self._cached_results(ticket)
         if alignments is None:
             raise InputError("a database was replaced since: submit it again", item=ticket.id)
         return search.packed_tar(dict(self._files(ticket, alignments)))
@@ -252,7 +252,7 @@ class Tickets:
         inputs = (list(sequences), self._databases(mode), config, options, self._cache)
         return search.Search(*inputs, executor=executor)
 
-    def _found(self, ticket: TicketRow) -> dict[tuple[str, str], bytes] | None:
+    def _cached_results(self, ticket: TicketRow) -> dict[tuple[str, str], bytes] | None:
         """Its results by sequence and database, if the cache has all."""
         lookup = self._search([ticket], None)
         paths = lookup.cached_results()

@@ -60,7 +60,7 @@ BUDGET = {
     "featurize": 19_785,
     "store": 7_297,
     "loader": 12_043,
-    "service": 8_234,
+    "service": 8_236,
     "trainer": 12_029,
     "kernels": 16_308,
     "synth": 1_858,

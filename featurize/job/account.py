@@ -100,7 +100,7 @@ class JobHost:
     """Jobs of different owners share finished units and nothing else."""
     retry: bool = False
     """Retry chains that an earlier run found broken."""
-    found: Callable[[Entries], None] = lambda _: None
+    report_chains: Callable[[Entries], None] = lambda _: None
     """Called with broken chains and notes: first those of earlier runs, then each new one."""
     move: MoveRef = move_ref
     """Moves the ref once the snapshot is written."""

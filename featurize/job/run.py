@@ -150,7 +150,7 @@ class _ChainJob(LedgerJob):
 
     def run(self) -> JobReport:
         """Continue the job from its recorded state to its end."""
-        self.host.found(broken_entries(self.missing()[0]) + note_entries(self.notes()))
+        self.host.report_chains(broken_entries(self.missing()[0]) + note_entries(self.notes()))
         with self.failures_recorded():
             try:
                 if not self.run_units(self.options):
@@ -189,7 +189,7 @@ class _ChainJob(LedgerJob):
         )
         shard = output.shard and {**output.shard, "templates": stored_templates(output.templates)}
         if not is_trial:
-            self.host.found(broken_entries(failures) + note_entries(output.notes))
+            self.host.report_chains(broken_entries(failures) + note_entries(output.notes))
         output = dataclasses.replace(output, failures=failures, shard=shard)
         return super().record_output(output, item_ids, is_trial)
 

@@ -277,9 +277,9 @@ class Authority:
         self._database, self._key = database, key
         self._known = Remembered[bytes, Principal](grace)
 
-    def known(self, token: str, session: str) -> Principal | None:
+    def cached(self, token: str, session: str) -> Principal | None:
         """The principal of a token, if the database need not be asked."""
-        principal = self._known.known(_named(token, session))
+        principal = self._known.cached(_named(token, session))
         return principal if principal is not None and not _expired(principal) else None
 
     def principal(self, token: str, session: str, *, reads_bytes: bool) -> Principal:

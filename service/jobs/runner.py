@@ -141,8 +141,8 @@ def _run(
             missing = [{**chain, "path": None, "line": None} for chain in searched.broken]
             input_uri, limits = out, limits and [[*group, out, cache] for group in limits]
         host = JobHost(
-            owner=job_id, retry=job.retry, found=pulse.found, move=move, waits=pulse.waits,
-            limits=limits,
+            owner=job_id, retry=job.retry, report_chains=pulse.report_chains, move=move,
+            waits=pulse.waits, limits=limits,
         )  # fmt: skip
         report = run_job(
             input_uri, dataset.place, config=config, crop=crop,
@@ -170,7 +170,7 @@ class _Pulse:
         self._waits = False
         self._parent = os.getppid()
         self._latest: dict[str, Any] | None = None
-        self._found: list[Mapping[str, Any]] = []
+        self._entries: list[Mapping[str, Any]] = []
         self.made: dict[str, Any] = {}
         """The job's result so far, kept if it fails later."""
         self._done = threading.Event()
@@ -192,13 +192,13 @@ class _Pulse:
         if self._stop:
             raise KeyboardInterrupt
 
-    def found(self, entries: Entries) -> None:
+    def report_chains(self, entries: Entries) -> None:
         """Called by the driver with what broke or was left out, as it comes."""
         for entry in entries:
             location = ":".join(str(word) for word in (entry["path"], entry["line"]) if word)
             words = dict.fromkeys(word for word in (entry["chain_id"], location) if word)
             _log.info("%s %s: %s", entry["kind"], ": ".join(words), entry["message"])
-        self._found += entries
+        self._entries += entries
 
     def waits(self, seconds: float) -> bool:
         """Called while another process drives the job: that of an attempt that fell silent."""
@@ -222,12 +222,12 @@ class _Pulse:
 
     def _beat(self) -> None:
         while not self._done.wait(_BEAT_SECONDS / 4):
-            found = self._found[:_BATCH]
+            entries = self._entries[:_BATCH]
             with contextlib.suppress(SQLAlchemyError):  # busy or away: the next beat tries again
                 stop = self._queue.heartbeat(
-                    self._job_id, self._latest, found, attempt=self._attempt
+                    self._job_id, self._latest, entries, attempt=self._attempt
                 )
-                del self._found[: len(found)]
+                del self._entries[: len(entries)]
                 if stop:
                     self.stop_for(jobs.CANCELLED)
             if os.getppid() != self._parent:  # our service died: the next one takes over

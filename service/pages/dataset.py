@@ -69,7 +69,7 @@ class PageQuery(RowQuery):
     def _without_empty(cls, values: Any) -> Any:
         return {name: value for name, value in values.items() if value not in ("", [""])}
 
-    def kept(self, **changes: Any) -> dict[str, Any]:
+    def link_params(self, **changes: Any) -> dict[str, Any]:
         """Parameters of a link to this query; `changes` to it lead to the first page."""
         named = self.model_dump(exclude={"cursor", "columns", "limit", "count"})
         named |= {"page": 1} | changes
@@ -109,7 +109,7 @@ def dataset_page(
     snapshots = snapshots_of(service.database, row.id, view)[:20]
 
     def link(**changes: Any) -> str:
-        params = urlencode(query.kept(**changes), doseq=True)
+        params = urlencode(query.link_params(**changes), doseq=True)
         return f"/ui/datasets/{name}" + (f"?{params}" if params else "")
 
     return render(

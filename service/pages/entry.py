@@ -68,7 +68,7 @@ def entry_page(
 ) -> HTMLResponse:
     """All there is to see of a chain or a complex."""
     digest = digest_of(ctx.service, name, snapshot)
-    dataset, row, (before, after) = _found(ctx.service, name, digest, table, entry_id)
+    dataset, row, (before, after) = _page_parts(ctx.service, name, digest, table, entry_id)
     page = render(
         "entry.html", ctx.request, ctx.principal, dataset=name, digest=digest, table=table,
         entry=entry_id, row=row, record=dataset[entry_id], before=before, after=after,
@@ -83,7 +83,7 @@ def entry_page(
 @scope("read", heavy=True)
 def entry_alignment(ctx: Context, name: DatasetName, digest: Digest, entry_id: EntryId) -> Response:
     """The rows of a chain's alignment, a letter a residue; the page asks for ranges of them."""
-    dataset, row, _ = _found(ctx.service, name, digest, "chains", entry_id)
+    dataset, row, _ = _page_parts(ctx.service, name, digest, "chains", entry_id)
     columns = row["num_res"]
 
     def read(offset: int, length: int) -> bytes:
@@ -107,7 +107,7 @@ def entry_file(
     file: Annotated[str, Path(max_length=200)],
 ) -> Response:
     """As a file for other programs: `ID.fasta`, `ID.cif`; of chains also `ID.a3m`, `ID.npz`."""
-    dataset, row, _ = _found(ctx.service, name, digest, table, entry_id)
+    dataset, row, _ = _page_parts(ctx.service, name, digest, table, entry_id)
     kinds, kind = _files(table, row), file.rpartition(".")[2]
     if kind not in kinds or file != f"{entry_id}.{kind}":
         hint = f"ask for {entry_id} as {', '.join(kinds)}"
@@ -145,7 +145,7 @@ def _files(table: Table, row: dict[str, Any]) -> dict[str, Callable[[Any], str |
     return {kind: make for kind, make in _FILES[table].items() if kind not in left_out}
 
 
-def _found(
+def _page_parts(
     service: Service, name: str, digest: str, table: Table, entry_id: str
 ) -> tuple[Any, dict[str, Any], tuple[str | None, str | None]]:
     """A dataset or its complexes, one's row in their table, and the ids before and after it."""
@@ -210,7 +210,7 @@ def distances_html(record: ChainRecord | AssemblyRecord) -> str:
         record = AssemblyRecord.of_chain(record)
     else:
         members = record.members
-        names = [f"{name} {i}" for one, name in members for i in range(1, one.num_res + 1)]
+        names = [f"{name} {i}" for chain, name in members for i in range(1, chain.num_res + 1)]
     distance = numbers.pseudo_beta_distances(record, MOST_RESIDUES)
     shown = [names[i] for i in thinned(np.arange(len(names)), MOST_RESIDUES)]
     title = "distances between residues (CB, of glycine CA)"
@@ -224,8 +224,8 @@ def _nth(values: tuple[str, ...], i: int) -> str:
 
 
 _SHOWN: Final[dict[str, Callable[..., Any]]] = {
-    one.__name__: one
-    for one in (
+    function.__name__: function
+    for function in (
         alignment_html, coverage_html, distances_html, identity_html, model_html, sequence_blocks,
         template_rows, numbers.chains_of, numbers.interfaces_of, numbers.shared_species,
     )

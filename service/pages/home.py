@@ -83,7 +83,7 @@ async def login_page(
     """Where a browser hands in a token, or comes with the one that a start printed."""
     if token:
         return await _enter(ctx.request, ctx.service, token, then)
-    return render("login.html", ctx.request, wrong="", then=_own(then))
+    return render("login.html", ctx.request, wrong="", then=_local_path(then))
 
 
 @router.post("/ui/login", response_class=HTMLResponse, include_in_schema=False)
@@ -125,8 +125,10 @@ async def _enter(request: Request, service: Service, token: str, then: str) -> R
     except Problem as problem:
         _log.warning("refused a token from %s: %s", address_of(request), problem.message)
         wrong = problem.message
-        return render("login.html", request, status=problem.status, wrong=wrong, then=_own(then))
-    answer = RedirectResponse(_own(then), 303)
+        return render(
+            "login.html", request, status=problem.status, wrong=wrong, then=_local_path(then)
+        )
+    answer = RedirectResponse(_local_path(then), 303)
     answer.set_cookie(
         COOKIE, session, max_age=SESSION_SECONDS, httponly=True, samesite="strict",
         secure=request.url.scheme == "https",
@@ -134,7 +136,7 @@ async def _enter(request: Request, service: Service, token: str, then: str) -> R
     return answer
 
 
-def _own(path: str) -> str:
+def _local_path(path: str) -> str:
     """A path of this service to redirect to; anything else becomes the first page."""
     fine = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if fine else "/"

@@ -59,8 +59,8 @@ async def _identified(service: Service, request: Request, mark: Mark) -> Princip
     shown = presented(request, form=mark.form)
     if not any(shown) and service.settings.auth == "read":
         return ANONYMOUS
-    if (known := service.authority.known(*shown)) is not None:
-        return known
+    if (cached := service.authority.cached(*shown)) is not None:
+        return cached
     ask = functools.partial(service.authority.principal, *shown, reads_bytes=mark.reads_bytes)
     try:
         return await run_in_threadpool(ask)

@@ -216,7 +216,7 @@ class Catalog:
             raise Problem(404, "not_found", f"no dataset {name!r}", next="list: GET /v1/datasets")
         return row
 
-    def known(self, name: str) -> DatasetRow:
+    def cached_dataset(self, name: str) -> DatasetRow:
         """The same, cached for a second, or longer while the database is away."""
         return self._places.get(name, lambda: self.dataset(name))
 
@@ -241,7 +241,7 @@ class Catalog:
         Raises:
             Problem: 404, no such dataset; 503, its place cannot be reached.
         """
-        place = self.known(name).place
+        place = self.cached_dataset(name).place
         try:
             return self._view(place)
         except (StoreError, OSError, ValueError) as error:
@@ -267,7 +267,7 @@ class Catalog:
         self, name: str, digest: str, table: str = "chains"
     ) -> dict[str, dict[str, Any]]:
         """Exact statistics of every column of a table."""
-        self.known(name)
+        self.cached_dataset(name)
         return self._statistics(name, digest, table)
 
     def _run_plan(

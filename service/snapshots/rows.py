@@ -190,18 +190,18 @@ class Finder:
 
     def _counts(self, question: Question, column: str, edges: tuple[float, ...]) -> list[int]:
         """How many of the rows are in each bin of a numeric column."""
-        values = self._known(question, column)
+        values = self._known_values(question, column)
         return [int(n) for n in np.histogram(values.to_numpy(), np.asarray(edges, np.float64))[0]]
 
     def _groups(self, question: Question, column: str, years: bool = False) -> dict[str, int]:
         """How many of the rows have each value of a column (each year of a date)."""
-        values = self._known(question, column)
+        values = self._known_values(question, column)
         if years:
             values = pc.utf8_slice_codeunits(pc.cast(values, pa.utf8()), 0, 4)
         counted = pc.value_counts(values).to_pylist()
         return {str(item["values"]): int(item["counts"]) for item in counted}
 
-    def _known(self, question: Question, column: str) -> pa.ChunkedArray:
+    def _known_values(self, question: Question, column: str) -> pa.ChunkedArray:
         table = self._table(question)
         values = table[column].take(pa.array(self.rows(question)))
         return known_values(values, column, column_kinds(table.schema)[column])

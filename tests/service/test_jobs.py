@@ -302,7 +302,7 @@ def test_the_log_of_a_job_names_file_and_line_of_what_broke_once(
         broken | {"chain_id": "a.json", "path": "a.json", "line": None},
         broken | {"chain_id": "1abc_A", "path": "x.a3m", "line": 3},
     ]
-    _Pulse(SimpleNamespace(), "1").found(entries)  # type: ignore[arg-type]
+    _Pulse(SimpleNamespace(), "1").report_chains(entries)  # type: ignore[arg-type]
     assert caplog.messages == [
         "broken a.json: neither JSON nor YAML",
         "broken 1abc_A: x.a3m:3: neither JSON nor YAML",
