@@ -48,7 +48,7 @@ class Arena:
         """True if CUDA registered the memory; otherwise copies are synchronous."""
 
     def allocate(self, nbytes: int) -> int | None:
-        """Offset of a new slot, or None if there is no space at present.
+        """Offset of a new slot, or None while the arena is full.
 
         Raises:
             ValueError: the slot is larger than the arena.

@@ -35,7 +35,7 @@ _LIMITS: Final[dict[str, int | str]] = {
 """Largest value of a column, or the dimension that values must be below."""
 
 
-def check_part(
+def check_column(
     name: str, column: PackedColumn, dims: dict[str, int], origin: Origin
 ) -> tuple[int, ...]:
     """Checks one decompressed column; returns the counts of FIXED coordinates.

@@ -301,7 +301,7 @@ class LoaderConfig(Config):
         """The preset of that name; `initial-training` means `initial_training`.
 
         Raises:
-            ValueError: there is no such preset.
+            ValueError: the name is unknown.
         """
         if (method := name.replace("-", "_")) not in PRESETS:
             raise ValueError(f"preset {name!r} is none of {', '.join(PRESETS)}")

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from evofeed.base.errors import AccessDenied, ChainRefused, ShardCorrupt, StoreError
 from evofeed.loader.catalog import ChainLocation
-from evofeed.loader.checks import check_part
+from evofeed.loader.checks import check_column
 from evofeed.loader.config import EntryConfig, LoaderConfig
 from evofeed.store.inner import (
     COLUMN_NUMBER,
@@ -55,13 +55,13 @@ class ReadRequest(NamedTuple):
     """Random key and rules for planning a complex or an entry; None for a chain."""
 
 
-class Part(NamedTuple):
+class SlotColumn(NamedTuple):
     """One column in a slot: its codec, the offset of its payload in the slot, and for
     coordinates the numbers of residues, atoms and exceptions."""
 
     name: str
     codec: int
-    """A `Codec` as a plain number: parts are pickled between processes with every sample."""
+    """A `Codec` as a plain number: columns are pickled between processes with every sample."""
     offset: int
     nbytes: int
     counts: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class Part(NamedTuple):
 class Slab(NamedTuple):
     """Content of a slot: the columns, and the range of bytes to copy."""
 
-    parts: tuple[Part, ...]
+    columns: tuple[SlotColumn, ...]
     start: int
     stop: int
     seconds: float = 0.0
@@ -151,7 +151,7 @@ def _slab(request: ReadRequest, slot: memoryview, origin: Origin) -> Slab:
         names += STRUCTURE
     if request.templates and decoder.dims["T"]:
         names += TEMPLATES
-    parts, end = [], stop - start
+    slot_columns, end = [], stop - start
     for name in names:
         column = columns[name]
         offset = starts[COLUMN_NUMBER[name]] - start + HEADER_NBYTES
@@ -160,8 +160,10 @@ def _slab(request: ReadRequest, slot: memoryview, origin: Origin) -> Slab:
             offset = end + -end % 64
             end = offset + len(column.payload)
             slot[offset:end] = column.payload
-        counts = check_part(name, column, decoder.dims, origin)
-        parts.append(Part(name, int(column.codec), offset, len(column.payload), counts))
-    first = min(part.offset for part in parts)
-    last = max(part.offset + part.nbytes for part in parts)
-    return Slab(tuple(parts), first - first % 64, last)
+        counts = check_column(name, column, decoder.dims, origin)
+        slot_columns.append(
+            SlotColumn(name, int(column.codec), offset, len(column.payload), counts)
+        )
+    first = min(column.offset for column in slot_columns)
+    last = max(column.offset + column.nbytes for column in slot_columns)
+    return Slab(tuple(slot_columns), first - first % 64, last)

@@ -35,10 +35,10 @@ def unpack_chain(
         ShardCorrupt: a column cannot be decoded although its checksum is right.
     """
     columns = {
-        part.name: PackedColumn(
-            Codec(part.codec), slot[part.offset : part.offset + part.nbytes].data
+        column.name: PackedColumn(
+            Codec(column.codec), slot[column.offset : column.offset + column.nbytes].data
         )
-        for part in slab.parts
+        for column in slab.columns
     }
     has_structure = "all_atom_mask" in columns
     dims = np.array([*sizes, has_structure, 0, 0, 0], np.int32)

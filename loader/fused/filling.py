@@ -27,7 +27,7 @@ from evofeed.loader.fused.sample_words import (
     Sample,
 )
 from evofeed.loader.msa_draws import RecycleDraws
-from evofeed.loader.read_chain import Part, Slab
+from evofeed.loader.read_chain import Slab, SlotColumn
 from evofeed.store.inner import Codec, row_nbytes
 
 _KIND_OF_CODEC: Final[dict[int, int]] = {
@@ -89,15 +89,15 @@ def sample_words(
 ) -> Sample:
     """The words of a sample whose bytes `slab.start .. slab.stop` are on the device."""
     length, rows, deletions, templates = sizes
-    parts = {part.name: part for part in slab.parts}
+    columns = {column.name: column for column in slab.columns}
     edges = np.cumsum((config.uniform_prob, config.profile_prob, config.same_prob))
 
     def column_at(name: str) -> int:
-        return parts[name].offset - slab.start if name in parts else 0
+        return columns[name].offset - slab.start if name in columns else 0
 
     def column_kind(name: str) -> int:
         raw = UINT8 if name in _STORED_BYTES else INT32
-        return _KIND_OF_CODEC.get(parts[name].codec, raw)
+        return _KIND_OF_CODEC.get(columns[name].codec, raw)
 
     return dict(
         residues=length,
@@ -123,14 +123,14 @@ def sample_words(
         recycle_words=_recycle_stride(config),
         **{f"{prefix}_at": column_at(stored) for prefix, stored in INTEGERS.items()},
         **{f"{prefix}_kind": column_kind(stored) for prefix, stored in INTEGERS.items()},
-        deletion_by_row=int(parts["deletion_row"].codec in ROW_COUNTS),
+        deletion_by_row=int(columns["deletion_row"].codec in ROW_COUNTS),
         msa_at=column_at("msa"),
-        msa_pitch=_packed_pitch(parts["msa"], length),
-        **_coordinates("truth", parts, "all_atom", slab, length),
-        **_coordinates("template", parts, "template_all_atom", slab, length * templates),
+        msa_pitch=_packed_pitch(columns["msa"], length),
+        **_coordinates("truth", columns, "all_atom", slab, length),
+        **_coordinates("template", columns, "template_all_atom", slab, length * templates),
         template_center_at=column_at("template_center"),
         template_aatype_at=column_at("template_aatype"),
-        template_aatype_pitch=_packed_pitch(parts.get("template_aatype"), length),
+        template_aatype_pitch=_packed_pitch(columns.get("template_aatype"), length),
         sum_probs_at=column_at("template_sum_probs"),
         chosen=len(crop.templates),
         seq_length=crop.length,
@@ -139,14 +139,14 @@ def sample_words(
     )
 
 
-def _packed_pitch(part: Part | None, length: int) -> int:
-    return row_nbytes(length) if part is not None and part.codec == Codec.MSA5 else 0
+def _packed_pitch(column: SlotColumn | None, length: int) -> int:
+    return row_nbytes(length) if column is not None and column.codec == Codec.MSA5 else 0
 
 
 def _coordinates(
-    prefix: str, parts: dict[str, Part], stored: str, slab: Slab, residues: int
+    prefix: str, columns: dict[str, SlotColumn], stored: str, slab: Slab, residues: int
 ) -> dict[str, int]:
-    mask, xyz = parts.get(f"{stored}_mask"), parts.get(f"{stored}_positions")
+    mask, xyz = columns.get(f"{stored}_mask"), columns.get(f"{stored}_positions")
     if mask is None or xyz is None:
         return {f"{prefix}_{name}": 0 for name in COORDINATES}
     anchors, atoms, exceptions = xyz.counts or (0, 0, 0)
