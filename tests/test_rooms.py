@@ -59,7 +59,7 @@ BUDGET = {
     "src": 4_437,
     "featurize": 19_785,
     "store": 7_297,
-    "loader": 12_043,
+    "loader": 12_045,
     "service": 8_236,
     "trainer": 12_029,
     "kernels": 16_308,

@@ -106,9 +106,9 @@ def test_what_is_made_before_any_draw_is_reproduced(path: Path, golden: Path) ->
     chain = chain_tensors(record, crop.templates, supervised=True)
     features = constant_features(chain, crop, config) | {
         "msa": chain.msa,
-        "hhblits_profile": chain.profile_counts / chain.num_rows,
-        "msa_row_mask": torch.ones(chain.num_rows),
-        "num_alignments": torch.tensor(chain.num_rows),
+        "hhblits_profile": chain.profile_counts / len(chain.msa),
+        "msa_row_mask": torch.ones(len(chain.msa)),
+        "num_alignments": torch.tensor(len(chain.msa)),
         "seq_length": torch.tensor(chain.num_res),
         "between_segment_residues": torch.zeros(chain.num_res, dtype=torch.int64),
         "resolution": torch.tensor(chain.resolution),
