@@ -109,13 +109,13 @@ def cancel(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
     """
     ledger = _open(where)
     job = _pick(ledger, job_id)
-    running = job.state == "running"
-    if running:
+    is_running = job.state == "running"
+    if is_running:
         ledger.request_cancel(job.job_id)
-    text = "asked to stop" if running else f"is not running but {job.state}"
-    result = {"job_id": job.job_id, "state": job.state, "cancel_requested": running}
+    text = "asked to stop" if is_running else f"is not running but {job.state}"
+    result = {"job_id": job.job_id, "state": job.state, "cancel_requested": is_running}
     print(json.dumps(result) if as_json else f"job {job.job_id[:12]} {text}")
-    raise typer.Exit(0 if running else 1)
+    raise typer.Exit(0 if is_running else 1)
 
 
 @jobs.command()

@@ -96,13 +96,13 @@ def _draw_complex(
     entities = [draw_chain(rng, family, leaf) for family in families]
     placements = tuple(placements[i] for i in rng.permutation(len(placements)))
     chains = tuple(
-        _place_chain(rng, families[place.entity], entities[place.entity], place, letter)
-        for place, letter in zip(placements, _LETTERS, strict=False)
+        _place_chain(rng, families[placement.entity], entities[placement.entity], placement, letter)
+        for placement, letter in zip(placements, _LETTERS, strict=False)
     )
     entry = draw_entry(rng, number, chains)
     members = []
     for entity, (row, _) in enumerate(entities):
-        first = next(k for k, place in enumerate(placements) if place.entity == entity)
+        first = next(k for k, placement in enumerate(placements) if placement.entity == entity)
         name = f"{entry.entry_id}_{_LETTERS[first]}"
         members.append(Member(chain_id=name, row=row, entry=entry))
     return members

@@ -1,4 +1,4 @@
-"""The job that turns a whole input into a published snapshot, exactly once, whatever dies."""
+"""Jobs that featurize an input into a published snapshot, exactly once despite crashes."""
 
 from typing import TYPE_CHECKING
 

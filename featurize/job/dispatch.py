@@ -46,7 +46,7 @@ class Dispatch(abc.ABC):
     progress: Callable[[Any], None] | None
     lease: Lease | None
     """Lease on the dataset, renewed while units run."""
-    _progressed_at = 0.0
+    _progress_time = 0.0
 
     def attach(
         self, ledger: Ledger, job_id: str, units: Iterable[Unit], options: ExecutorOptions
@@ -107,8 +107,8 @@ class Dispatch(abc.ABC):
                 if self._handle_outcome(outcome, submitted[outcome.unit_id]):
                     waiting.append(outcome.unit_id)
             now = time.monotonic()
-            if self.progress and (outcomes or now - self._progressed_at > TICK):
-                self._progressed_at = now
+            if self.progress and (outcomes or now - self._progress_time > TICK):
+                self._progress_time = now
                 self.progress(self.current_progress())
             if is_cancelled:
                 return False

@@ -85,8 +85,8 @@ class LocalExecutor:
         end = time.monotonic() + timeout
         outcomes: list[Outcome] = []
         busy = {worker.connection: worker for worker in self.workers if not worker.is_idle}
-        while busy and not outcomes and (left := end - time.monotonic()) > 0:
-            for ready in connection.wait(list(busy), min(left, _TICK)):
+        while busy and not outcomes and (timeout_left := end - time.monotonic()) > 0:
+            for ready in connection.wait(list(busy), min(timeout_left, _TICK)):
                 worker = busy[ready]  # type: ignore[index]
                 reply = worker.receive_outcome()
                 if reply is not None:

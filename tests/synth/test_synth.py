@@ -1,4 +1,4 @@
-"""Simulated families and complexes: as proteins are, the same for a seed, on the usual path."""
+"""Simulated families and complexes: protein-like, reproducible by seed, and valid inputs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a3m_and_stockholm_of_a_chain_are_of_one_family(raw: Path) -> None:
     second = parse_stockholm((folder / "uniref90_hits.sto").read_bytes())
     assert first.query == second.query
     both = {row.tobytes() for row in first.letters} & {row.tobytes() for row in second.letters}
-    assert len(both) > 3  # databases overlap, as they do outside
+    assert len(both) > 3  # databases overlap, as real ones do
 
 
 def test_backbones_are_ideal_compact_and_do_not_cross_themselves() -> None:
@@ -114,9 +114,9 @@ def test_columns_in_contact_covary_more_than_others() -> None:
 
 
 def test_docking_makes_no_array_of_all_pairs() -> None:
-    """It took minutes of complexes of 1,200 residues, and gigabytes."""
+    """Such an array took minutes and gigabytes for complexes of 1,200 residues."""
     bodies = [np.random.default_rng(0).normal(0, 20, [800, 3]) for _ in range(2)]
-    dock(np.random.default_rng(1), [body[:50] for body in bodies], 2)  # what it imports is no array
+    dock(np.random.default_rng(1), [body[:50] for body in bodies], 2)  # imports and compiles
     tracemalloc.start()
     assert len(dock(np.random.default_rng(1), bodies, 2)) == 4
     assert tracemalloc.get_traced_memory()[1] < 4 * 800 * 800
@@ -152,15 +152,15 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
 def test_what_no_disk_has_room_for_is_written_when_the_command_is_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("synth", str(tmp_path / "raw"), "--chains", "1", "--mean-length", "30", "--json")
+    arguments = ("synth", str(tmp_path / "raw"), "--chains", "1", "--mean-length", "30", "--json")
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, unlimited[1]))
     try:
-        assert exit_code(*words) == 1
+        assert exit_code(*arguments) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert "then run it again" in capsys.readouterr().err
-    assert exit_code(*words) == 0
+    assert exit_code(*arguments) == 0
 
 
 @pytest.mark.system
@@ -190,20 +190,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def test_every_kind_takes_the_usual_path_touches_and_has_species_to_pair(data: Dataset) -> None:
-    made, ca = [data.assemblies[name] for name in data.assemblies], ATOM_ORDER["CA"]
-    assert sorted(record.stoichiometry for record in made) == sorted(2 * STOICHIOMETRIES)
-    for record in made:
+    assemblies, ca = [data.assemblies[name] for name in data.assemblies], ATOM_ORDER["CA"]
+    assert sorted(record.stoichiometry for record in assemblies) == sorted(2 * STOICHIOMETRIES)
+    for record in assemblies:
         assert record.num_interface > 10 and not record.dropped
-        several = len(record.chains) > 1
-        assert [rows is not None for rows in record.pairing] == [several] * len(record.chains)
-        named = [set(rows.msa_species) - {""} for rows in record.pairing if rows]
-        if named:
-            shared = set.intersection(*named)
-            assert len(shared) > 0.6 * min(map(len, named)) and len(shared) > 8
+        is_hetero = len(record.chains) > 1
+        assert [rows is not None for rows in record.pairing] == [is_hetero] * len(record.chains)
+        species = [set(rows.msa_species) - {""} for rows in record.pairing if rows]
+        if species:
+            shared = set.intersection(*species)
+            assert len(shared) > 0.6 * min(map(len, species)) and len(shared) > 8
         assert record.all_atom_positions is not None and record.all_atom_mask is not None
-        known = record.all_atom_mask[:, ca] > 0
-        place, chain = record.all_atom_positions[known, ca], record.asym_id()[known]
-        distance = np.linalg.norm(place[:, None] - place[None], axis=-1)
+        resolved = record.all_atom_mask[:, ca] > 0
+        positions, chain = record.all_atom_positions[resolved, ca], record.asym_id()[resolved]
+        distance = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
         between = distance[chain[:, None] != chain[None]]
         assert 3.5 < between.min() < 9.0
 
@@ -228,8 +228,8 @@ def test_stoichiometries_that_cannot_be_simulated_are_refused(text: str) -> None
 
 
 def test_no_atom_of_a_component_has_more_bonds_than_its_element_may() -> None:
-    most = {"C": 4, "N": 4, "O": 2, "P": 5, "S": 6, "SE": 2}
+    max_bonds = {"C": 4, "N": 4, "O": 2, "P": 5, "S": 6, "SE": 2}
     for component in read_components(COMPONENTS).values():
         counts = np.bincount(np.repeat(component.bond, component.bond_order, axis=0).ravel())
         elements = component.element[: len(counts)].tolist()
-        assert (counts <= [most.get(one, 0) for one in elements]).all(), component.code
+        assert (counts <= [max_bonds.get(element, 0) for element in elements]).all(), component.code
