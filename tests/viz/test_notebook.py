@@ -24,7 +24,7 @@ def test_a_panel_in_a_notebook_has_its_scripts_inside(kind: str) -> None:
     shown = PANELS[kind]._repr_html_()
     page = html.unescape(shown.partition('srcdoc="')[2].rpartition('" style=')[0])
     assert f"data-{kind}=" in page and "<b>" not in page.partition("<script")[0]
-    assert ("Plotly.newPlot(place" in page) == (kind == "figure")
+    assert ("Plotly.newPlot(container" in page) == (kind == "figure")
     assert ("globalThis.MolViewSpec=" in page) == (kind == "structure")
     assert "default-src 'none'" in page and 'sandbox="allow-scripts"' in shown
     assert not re.findall(r"\s(?:src|href)=", re.sub(r"<script.*?</script>", "", page, flags=re.S))

@@ -1,32 +1,32 @@
-// What scripts of panels share: none is drawn, and no library read, before it is near the window.
+// Shared by the scripts of panels: a panel is drawn, and its library loaded, once it is near the window.
 const panels = {
   read: {},
 
-  // The script of a library, once: text that the page holds, else a file of its host.
+  // Loads the script of a library once: from text in the page, else from a file of its host.
   library(name) {
-    return (panels.read[name] ??= new Promise((done, failed) => {
-      const here = document.querySelector(`script[data-name="${name}"]`), element = document.createElement("script");
-      if (here) {
-        element.textContent = here.textContent;
+    return (panels.read[name] ??= new Promise((resolve, reject) => {
+      const embedded = document.querySelector(`script[data-name="${name}"]`), element = document.createElement("script");
+      if (embedded) {
+        element.textContent = embedded.textContent;
         document.body.append(element);
-        return done();
+        return resolve();
       }
-      element.onload = () => done();
-      element.onerror = () => failed(new Error(`${name} did not load`));
+      element.onload = () => resolve();
+      element.onerror = () => reject(new Error(`${name} did not load`));
       element.src = `/static/${name}`;
       document.head.append(element);
     }));
   },
 
-  // Calls `draw` for each place when it comes near.
-  near(places, draw) {
-    const seen = new IntersectionObserver((entries) => {
+  // Calls `draw` for each element once it is near the window.
+  near(elements, draw) {
+    const observer = new IntersectionObserver((entries) => {
       for (const { isIntersecting, target } of entries) {
         if (!isIntersecting) continue;
-        seen.unobserve(target);
+        observer.unobserve(target);
         draw(target);
       }
     }, { rootMargin: "150px" });
-    for (const place of places) seen.observe(place);
+    for (const element of elements) observer.observe(element);
   },
 };

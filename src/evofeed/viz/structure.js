@@ -1,5 +1,5 @@
 // Draws every structure of the page with Mol*, which is loaded once one of them is in view;
-// see structures.py.
+// see pages.py.
 (() => {
   const STYLES = { cartoon: "cartoon", sticks: "ball_and_stick", surface: "surface" };
   const THEMES = {
@@ -9,26 +9,26 @@
   const BANDS = [["#0053d6", "above 90"], ["#65cbf3", "70 to 90"], ["#ffdb13", "50 to 70"], ["#ff7d45", "below 50"]];
 
   function molstar() {
-    if (!document.querySelector('script[data-name="molviewspec.js"]')) { // the page has no style of it either
+    if (!document.querySelector('script[data-name="molviewspec.js"]')) { // then the page has no style sheet of it either
       document.head.append(Object.assign(document.createElement("link"), { rel: "stylesheet", href: "/static/molviewspec.css" }));
     }
     return panels.library("molviewspec.js");
   }
 
-  // A scene as MolViewSpec describes it.
+  // A scene in the format of MolViewSpec.
   function scene(models, style, theme, background) {
     const node = (kind, params, children = [], custom = undefined) => ({ kind, params, children, custom });
-    const of = (model) => {
+    const download = (model) => {
       const custom = { molstar_color_theme_name: THEMES[theme] };
       const colour = THEMES[theme] ? node("color", { color: model.colour }, [], custom) : node("color", { color: model.colour });
-      const drawn = node("representation", { type: STYLES[style] }, [colour]);
+      const polymer = node("representation", { type: STYLES[style] }, [colour]);
       const parts = ["polymer", "ligand"].map((selector) => node("component", { selector },
-        selector === "polymer" ? [drawn] : [node("representation", { type: "ball_and_stick" }, [colour])]));
-      // A rotation from the right, row by row, is one from the left, column by column.
+        selector === "polymer" ? [polymer] : [node("representation", { type: "ball_and_stick" }, [colour])]));
+      // A matrix for multiplication from the right, row by row, is one from the left, column by column.
       if (model.placed) parts.unshift(node("transform", { rotation: model.placed[0], translation: model.placed[1] }));
       return node("download", { url: model.url }, [node("parse", { format: "mmcif" }, [node("structure", { type: "model" }, parts)])]);
     };
-    const children = [...models.map(of), node("canvas", { background_color: background })];
+    const children = [...models.map(download), node("canvas", { background_color: background })];
     return JSON.stringify({ metadata: { version: "1", timestamp: new Date().toISOString() }, root: { kind: "root", children } });
   }
 
@@ -41,40 +41,40 @@
     return select;
   }
 
-  async function draw(place) {
-    const { models } = JSON.parse(place.dataset.structure);
+  async function draw(container) {
+    const { models } = JSON.parse(container.dataset.structure);
     for (const model of models) {
       model.url = model.url ? new URL(model.url, location.href).href : `${URL.createObjectURL(new Blob([model.cif]))}#.cif`;
     }
     const bar = document.createElement("div"), view = document.createElement("div"), legend = document.createElement("p");
     bar.className = "bar";
     view.className = "view";
-    place.append(bar, view, legend);
+    container.append(bar, view, legend);
     const several = models.length > 1, confident = models.some((model) => model.plddt);
     const colours = [...(several ? ["structure"] : []), ...(confident ? ["pLDDT"] : []), ...Object.keys(THEMES).slice(1)];
     const handlers = {}, shown = models.map(() => true);
     const data = () => {
-      const background = getComputedStyle(place).getPropertyValue("--panel").trim();
+      const background = getComputedStyle(container).getPropertyValue("--panel").trim();
       legend.replaceChildren(...(colour.value === "pLDDT" ? BANDS : colour.value === "structure" ? models.map((m) => [m.colour, m.name]) : []).map(([paint, text]) => {
         const entry = document.createElement("span"), box = document.createElement("i");
         box.style.background = paint;
         entry.append(box, text);
         return entry;
       }));
-      return scene(models.filter((_, i) => shown[i]), style.value, colour.value, ground(background));
+      return scene(models.filter((_, i) => shown[i]), style.value, colour.value, hexColour(background));
     };
-    const ground = (name) => {
+    const hexColour = (name) => {
       const probe = document.createElement("canvas").getContext("2d");
       probe.fillStyle = name || "#ffffff";
       return probe.fillStyle; // as #rrggbb
     };
-    const again = () => handlers["change:msvj_data"]?.();
-    const style = choice(bar, "style", Object.keys(STYLES), again);
-    const colour = choice(bar, "colour", colours, again);
+    const reload = () => handlers["change:msvj_data"]?.();
+    const style = choice(bar, "style", Object.keys(STYLES), reload);
+    const colour = choice(bar, "colour", colours, reload);
     if (several) {
       models.forEach((model, i) => {
         const label = document.createElement("label"), box = document.createElement("input");
-        Object.assign(box, { type: "checkbox", checked: true, onchange: () => { shown[i] = box.checked; again(); } });
+        Object.assign(box, { type: "checkbox", checked: true, onchange: () => { shown[i] = box.checked; reload(); } });
         label.append(box, " ", model.name);
         bar.append(label);
       });
@@ -89,7 +89,7 @@
       },
     };
     if (!document.createElement("canvas").getContext("webgl2")) {
-      view.textContent = "this browser draws no WebGL: nothing in three dimensions here";
+      view.textContent = "this browser has no WebGL, which the view in three dimensions needs";
       return;
     }
     try {

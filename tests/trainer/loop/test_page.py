@@ -76,7 +76,7 @@ def _no_reference(page: str) -> None:
     assert not re.findall(r"<[^>]*\s(?:src|href|srcset|xlink:href|action|poster)\s*=", markup)
     assert not re.findall(r"<(?:link|iframe|object|embed|base|img)\b", markup)
     assert not re.findall(r"url\((?!\"?'?data:)|@import", markup)
-    assert "default-src 'none'" in page and "Plotly.newPlot(place" in page
+    assert "default-src 'none'" in page and "Plotly.newPlot(container" in page
 
 
 def test_the_page_of_a_run_holds_its_curves_and_asks_for_nothing(tmp_path: Path) -> None:
