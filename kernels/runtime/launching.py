@@ -96,26 +96,17 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
     if compiled is None:
         if on_new_launch and on_new_launch(kernel, grid, args, meta):
             return
-        compiled = _launch_by_triton(kernel, grid, args, meta)
+        _check_grid(kernel, grid)
+        launcher = launcher_of(kernel[grid](*args, **meta))
+        constants = [meta[name] for name in kernel.arg_names[len(args) :]]
         if len(_compiled) >= MAX_COMPILED:  # sizes are part of the key: new ones would pile up
             _compiled.clear()
-        _compiled[cache_key] = compiled
-        launcher, constants = compiled
+        _compiled[cache_key] = launcher, constants
     else:
         launcher, constants = compiled
         launch_compiled(launcher, (*grid, 1, 1)[:3], device, *values, *constants)
     if observer.notify:
         observer.notify(launcher, (*grid, 1, 1)[:3], (*args, *constants))
-
-
-def _launch_by_triton(
-    kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]
-) -> tuple[tuple[Any, Any, Any], list[Any]]:
-    """Launches, and returns what the launcher needs besides addresses and numbers."""
-    _check_grid(kernel, grid)
-    compiled = kernel[grid](*args, **meta)
-    constants = [meta[name] for name in kernel.arg_names[len(args) :]]
-    return launcher_of(compiled), constants
 
 
 def _check_grid(kernel: Any, grid: tuple[int, ...]) -> None:

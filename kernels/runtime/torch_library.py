@@ -177,12 +177,6 @@ def _cast(gradients: Results, dtypes: Dtypes) -> list[Tensor | None]:
     ]
 
 
-def _refuse_second_order() -> None:
-    """Raises for `create_graph=True`: the gradient of the gradient would silently be missing."""
-    if torch.is_grad_enabled():
-        raise KernelError("fused kernels have no second derivatives: call to_torch(model) for them")
-
-
 # --- eager ----------------------------------------------------------------------------------------
 # Called about once a launch: names are looked up when an operator is defined, not at every call.
 
@@ -228,7 +222,10 @@ def _eager(op: type[Operator], with_input: bool = False) -> type[torch.autograd.
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor | None, later: Tensor | None = None) -> Any:
-            _refuse_second_order()
+            if torch.is_grad_enabled():  # `create_graph=True`: that gradient would be missing
+                raise KernelError(
+                    "fused kernels have no second derivatives: call to_torch(model) for them"
+                )
             if grad is None:  # of shared parts on all GPUs
                 return None, None, later, *(None for _ in ctx.call[1][1:])
             tensors = grad, later, *ctx.saved_tensors

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from evofeed.kernels.ops.softmax.reference import masked_softmax
 from evofeed.kernels.runtime.cases import Case, Cases, Draw
 
 __all__ = ["biased_attention"]
@@ -38,17 +39,9 @@ def biased_attention(
         `[B, R, N, H, D]` in q's dtype; gradients reach q, k, v and bias.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    s = (
-        torch.einsum("binhd,bimhd->bihnm", q, k).to(torch.promote_types(q.dtype, torch.float32))
-        * scale
-    )
-    if bias is not None:
-        s = s + bias[:, None].to(s.dtype)
-    if mask is not None:
-        valid = (mask > 0.5)[:, :, None, None, :]
-        none = ~valid.any(-1, keepdim=True)
-        s = torch.where(none, s - s.detach(), s + torch.where(valid, 0.0, -1e9).to(s.dtype))
-    p = torch.softmax(s, -1).to(q.dtype)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    s = torch.einsum("binhd,bimhd->bihnm", q, k).to(dtype) * scale
+    p = masked_softmax(s, mask, bias).to(q.dtype)
     return torch.einsum("bihnm,bimhd->binhd", p, v)
 
 

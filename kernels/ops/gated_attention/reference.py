@@ -78,7 +78,7 @@ def gated_attention(
         if weights.pair is not None:
             bias = F.linear(xn, weights.pair).movedim(-1, 1)
             bias = bias.transpose(-1, -2) if turned else bias
-        q, k, v = (_heads(F.linear(xn, w), heads) for w in (weights.q, weights.k, weights.v))
+        q, k, v = (split_heads(F.linear(xn, w), heads) for w in (weights.q, weights.k, weights.v))
         o = biased_attention(q, k, v, bias, mask).flatten(-2)
         gate = torch.sigmoid(F.linear(xn, weights.g, weights.g_bias))
         update = F.linear(gate * o, weights.o, weights.o_bias)
@@ -87,7 +87,8 @@ def gated_attention(
     return x + update if residual else update
 
 
-def _heads(x: Tensor, heads: int) -> Tensor:
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """`[..., H, D]` of `[..., H * D]`."""
     return x.view(*x.shape[:-1], heads, -1)
 
 

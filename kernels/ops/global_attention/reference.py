@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evofeed.kernels.ops.gated_attention.reference import AttentionWeights
+from evofeed.kernels.ops.gated_attention.reference import AttentionWeights, split_heads
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
 from evofeed.kernels.runtime.cases import Case, Cases, Draw
 
@@ -39,7 +39,7 @@ def global_column_attention(
     xn = layer_norm(x, w.norm_weight, w.norm_bias, norm_eps).transpose(1, 2)  # residues first
     valid = mask.transpose(1, 2)[..., None].to(x.dtype)
     mean = (xn * valid).sum(2) / (valid.sum(2) + eps)
-    q = _heads(F.linear(mean, w.q), heads)
+    q = split_heads(F.linear(mean, w.q), heads)
     k, v = F.linear(xn, w.k), F.linear(xn, w.v)
     s = (
         torch.einsum("brhd,brsd->brhs", q, k).to(torch.promote_types(x.dtype, torch.float32))
@@ -50,10 +50,6 @@ def global_column_attention(
     gate = torch.sigmoid(F.linear(xn, w.g, w.g_bias))
     update = F.linear(gate * o[:, :, None], w.o, w.o_bias).transpose(1, 2)
     return x + update if residual else update
-
-
-def _heads(x: Tensor, heads: int) -> Tensor:
-    return x.view(*x.shape[:-1], heads, -1)
 
 
 def _case(

@@ -29,12 +29,6 @@ def copying(COLS, warps):
     return gl.BlockedLayout([1, 8], [32 // per_row, per_row], [warps, 1], [1, 0])
 
 
-@gluon.constexpr_function
-def _vector(size, warps):
-    """Layout for copies of a vector: `size` numbers a thread."""
-    return gl.BlockedLayout([size], [32], [warps], [0])
-
-
 @gluon.jit
 def row_and_head(H):
     """The row and head of this program: heads of a row are consecutive, the last row is first.
@@ -99,7 +93,8 @@ def copy_rows(
 @gluon.jit
 def copy_vector(vector, PTR, first, N, PER: gl.constexpr, INTERLEAVED: gl.constexpr = False):
     """Starts the copy of a vector, `PER` numbers a thread."""
-    n = first + _rows_of(vector.shape[0], _vector(PER, gl.num_warps()), INTERLEAVED)
+    layout: gl.constexpr = gl.BlockedLayout([PER], [32], [gl.num_warps()], [0])
+    n = first + _rows_of(vector.shape[0], layout, INTERLEAVED)
     cp.async_copy_global_to_shared(vector, PTR + n, mask=n < N)
 
 
