@@ -64,7 +64,7 @@ BUDGET = {
     "trainer": 12_029,
     "kernels": 16_281,
     "synth": 1_858,
-    "tests": 40_019,
+    "tests": 40_011,
     "benchmarks": 9_939,
 }
 

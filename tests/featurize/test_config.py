@@ -70,9 +70,7 @@ def test_the_digest_depends_on_every_setting() -> None:
         ("embedding.pt", False, "other", "other"),
     ],
 )
-def test_the_role_of_a_file_is_read_from_its_name(
-    name: str, in_db: bool, ours: str, theirs: str
-) -> None:
+def test_a_file_name_gives_its_role(name: str, in_db: bool, ours: str, theirs: str) -> None:
     assert (role_of(name, OURS, in_db), role_of(name, THEIRS, in_db)) == (ours, theirs)
 
 

@@ -146,9 +146,7 @@ def test_pairing_alignments_and_hits_of_others_do_not_enter_the_msa(tmp_path: Pa
         ("template_mmcif_dir", "no template structure here"),
     ],
 )
-def test_a_folder_without_files_of_the_chains_is_an_error(
-    argument: str, match: str, tmp_path: Path
-) -> None:
+def test_a_folder_that_fits_no_chain_is_an_error(argument: str, match: str, tmp_path: Path) -> None:
     raw = write(tmp_path / "raw", {"1abc_A.a3m": f">q\n{A}\n"})
     other = write(tmp_path / "other", {"x/9xyz.txt": ""})
     with pytest.raises(InputError, match=match):
@@ -240,9 +238,7 @@ def test_the_summary_of_a_job_counts_notes_by_kind(note: str, kind: str) -> None
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", ["gone.a3m", "x" * 300, "a\0b.a3m", "/"])
-def test_a_chain_with_a_missing_alignment_is_broken(
-    name: str, tmp_path: Path, inside: None
-) -> None:
+def test_a_chain_without_its_alignment_is_broken(name: str, tmp_path: Path, inside: None) -> None:
     write(tmp_path / "raw", {"hits.txt": f">q\n{B}\n>x\nGHIK--\n"})
     named = {"id": "B", "sequence": B, "unpairedMsaPath": "hits.txt"}
     proteins = [{"id": "A", "sequence": A, "unpairedMsaPath": name}, named]

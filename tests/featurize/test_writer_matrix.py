@@ -186,9 +186,7 @@ def assert_same(data: bytes, writer: str) -> None:
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", sorted((CASES & FILES.keys()) - {*MODIFIED}))
-def test_an_entry_is_the_same_from_every_program_that_saved_it(
-    name: str, writer: str, golden: Path
-) -> None:
+def test_an_entry_is_the_same_from_every_writer(name: str, writer: str, golden: Path) -> None:
     assert_same(entry(name), writer)
 
 
