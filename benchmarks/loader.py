@@ -213,7 +213,7 @@ catalog = ChainCatalog(table, 0, LoaderConfig.initial_training())
 config = LoaderConfig.initial_training(epoch_len=10_000)
 planner = Planner([catalog], [1.0], config, rank=0, world_size=1, seed=0)
 for batch, _ in zip(planner.batches(0, 0), range(100)):
-    catalog.place(batch.samples[0].row)
+    catalog.location(batch.samples[0].row)
 peak = memory()
 ctypes.CDLL(None).malloc_trim(0)
 print(json.dumps({"mapped_and_read_mb": peak[1] - shared, "own_mb": memory()[0] - own,
