@@ -1,6 +1,6 @@
-"""Fused Triton kernels, each beside its plain PyTorch reference.
+"""Fused Triton kernels, each with a plain PyTorch reference.
 
-Nothing here needs a GPU or Triton to import; names are loaded when first used.
+Importing this package needs no GPU or Triton; names are loaded on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Names of all kernels, by what a run's report counts their time as."""
+"""Names of all kernels, by their group in a run's report."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ GROUPS = {
     ),
     "optimizer": "adam_update scalars square_sum",
 }
-"""What each kernel is named without `_kernel`."""
+"""Kernel names without the suffix `_kernel`, by group."""
 
 
 @cache
 def kernel_groups() -> dict[str, str]:
-    """Of each kernel's name `norm`, `attention`, `gemm`, `elementwise`, ..."""
+    """Group (`norm`, `attention`, `gemm`, `elementwise`, ...) by kernel name."""
     return {f"{name}_kernel": group for group, names in GROUPS.items() for name in names.split()}

@@ -1,9 +1,8 @@
-"""Fused operators with the parameters of a swapped module, for who runs a block part by part.
+"""Fused operators with the parameters of a swapped module, for blocks split over several ranks.
 
-A block whose rows are somewhere else too cannot call its modules: between their halves lies an
-exchange, which the caller makes. Each function here gives None where the module is not
-swapped or the input does not fit; the caller then computes with the module's own layers.
-All of them add the input.
+A block whose rows are spread over ranks cannot call its modules: the caller exchanges data between
+their halves. Each function returns None if the module is not swapped or the input is not
+supported; the caller then computes with the module's own layers. All of them add the input.
 """
 
 from __future__ import annotations
@@ -13,10 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from evofeed.kernels.fused_module import Fused
-from evofeed.kernels.ops.gated_attention.op import (
-    OtherPairs,
-    fused_gated_attention,
-)
+from evofeed.kernels.ops.gated_attention.op import OtherPairs, fused_gated_attention
 from evofeed.kernels.ops.outer_product_mean.op import Others, outer_product_mean_fits
 from evofeed.kernels.ops.pair_bias.op import pair_bias_fits, pair_bias_with_input
 from evofeed.kernels.ops.triangle_multiplication.launch import triangle_projections
@@ -25,10 +21,10 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     fused_triangle_multiplication,
     triangle_multiplication_fits,
 )
-from evofeed.kernels.swap.msa import add_outer_product, attend_globally, outer_product_weights
+from evofeed.kernels.swap.msa import add_outer_product, outer_product_weights, run_global_attention
 from evofeed.kernels.swap.pair_blocks import drop_mask
 from evofeed.kernels.swap.parameters import attention_weights, four_axes, shaped, three_axes
-from evofeed.kernels.swap.transitions import transit
+from evofeed.kernels.swap.transitions import run_transition
 from evofeed.kernels.swap.triangles import pair_layer, triangle_weights
 
 __all__ = [
@@ -43,18 +39,18 @@ __all__ = [
 ]
 
 
-def _takes(module: Any, x: Tensor) -> bool:
-    """Whether a module is swapped, and there are rows at all."""
+def _supports(module: Any, x: Tensor) -> bool:
+    """True if the module is swapped and the input is not empty."""
     return isinstance(module, Fused) and x.numel() > 0
 
 
 def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
     """The bias `[*, H, I, J]` of an attention from any rows of the pairs `[*, I, J, C]`.
 
-    It is multiplied by the root of the head width, which saves a rounding. Also z for later
-    ops (see `pair_bias_with_input`).
+    It is multiplied by the square root of the head width, which saves a rounding. Also returns z
+    for later ops (see `pair_bias_with_input`).
     """
-    if not _takes(module, z):
+    if not _supports(module, z):
         return None
     triangle = hasattr(module, "starting")
     norm = module.layer_norm if triangle else module.layer_norm_z
@@ -72,41 +68,41 @@ def attention_of(
     module: Any, x: Tensor, bias: Tensor | None, mask: Tensor, *, others: OtherPairs | None = None,
     columns: bool = False, bias_scale: float = 1.0, drop_mask: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """x plus the update of a row, column or triangle attention, whose pair bias is given or made.
+    """x plus the update of a row, column or triangle attention, with a given or computed pair bias.
 
     Args:
         module: the attention, with its norm.
         x: `[*, R, N, C]`, any part of the rows (of the columns with `columns`).
         bias: `[*, H, K, K]` of all K positions that attend to each other, or None.
         mask: `[*, R, N]`.
-        others: of pairs, what knows the others, whose bias is made of all; None: it is given.
+        others: access to the pairs of other ranks, to compute the bias from all; None: `bias`.
         columns: positions attend along R, and dropout is shared along N.
-        bias_scale: factor that `bias` already has.
+        bias_scale: factor that `bias` already includes.
         drop_mask: `[*, N, C]`, with `columns` `[*, R, C]`, or None.
     """
-    if not _takes(module, x):
+    if not _supports(module, x):
         return None
     norm = module.layer_norm if hasattr(module, "starting") else module.layer_norm_m
     weights = attention_weights(
         norm, module.mha, None if others is None else pair_layer(module).weight
     )
-    found = fused_gated_attention(
+    update = fused_gated_attention(
         four_axes(x), weights, module.mha.no_heads, bias=None if bias is None else four_axes(bias),
         mask=three_axes(mask), columns=columns, turned=False, residual=True,
         drop_mask=three_axes(drop_mask), drop_columnwise=columns, bias_scale=bias_scale,
         eps=norm.eps, others=others,
     )  # fmt: skip
-    return None if found is None else shaped(found, x)
+    return None if update is None else shaped(update, x)
 
 
 def global_attention_of(module: Any, m: Tensor, mask: Tensor) -> Tensor | None:
     """m `[*, S, R, C]`, any columns of the MSA, plus their global attention; mask `[*, S, R]`."""
-    return attend_globally(module, m, mask, residual=True) if _takes(module, m) else None
+    return run_global_attention(module, m, mask, residual=True) if _supports(module, m) else None
 
 
 def transition_of(module: Any, x: Tensor, mask: Tensor | None) -> Tensor | None:
     """x `[..., C]` plus its transition; mask `[...]` of the update."""
-    return transit(module, x, mask, residual=True) if _takes(module, x) else None
+    return run_transition(module, x, mask, residual=True) if _supports(module, x) else None
 
 
 def triangle_multiplication_of(
@@ -118,28 +114,28 @@ def triangle_multiplication_of(
         module: the multiplication.
         z: the rows.
         mask: `[*, I, R]`.
-        product: what knows the other rows.
+        product: access to the other rows.
         drop_mask: `[*, R, C]`, or None.
     """
-    if not _takes(module, z):
+    if not _supports(module, z):
         return None
-    found = fused_triangle_multiplication(
+    update = fused_triangle_multiplication(
         four_axes(z), triangle_weights(module), outgoing=module._outgoing, mask=three_axes(mask),
         residual=True, drop_mask=three_axes(drop_mask), drop_columnwise=False,
         eps=module.layer_norm_in.eps, others=product,
     )  # fmt: skip
-    return None if found is None else shaped(found, z)
+    return None if update is None else shaped(update, z)
 
 
 def triangle_projections_of(module: Any, z: Tensor, mask: Tensor) -> Tensor | None:
-    """Both sides `[2, E, *, I, J]` of the product of any part of the pairs; without a gradient.
+    """Both factors `[2, E, *, I, J]` of the triangle product of any pairs, without a gradient.
 
     Args:
         module: the multiplication.
         z: `[*, I, J, C]`.
         mask: `[*, I, J]`.
     """
-    if not _takes(module, z):
+    if not _supports(module, z):
         return None
     weights, flat, pairs = triangle_weights(module), four_axes(z), three_axes(mask)
     if pairs is None or not triangle_multiplication_fits(flat, weights, rows=True):
@@ -153,16 +149,16 @@ def outer_product_mean_of(
 ) -> tuple[Tensor, Tensor] | None:
     """Rows of the pairs z `[*, L, R, N]` plus the outer product mean of the same columns of m.
 
-    Also m for later ops (see `outer_product_mean_with_input`).
+    Also returns m for later ops (see `outer_product_mean_with_input`).
 
     Args:
         module: the outer product mean.
         m: `[*, S, I, C]`, any columns of the MSA.
         mask: `[*, S, I]`.
         z: the rows of the pairs.
-        others: what knows the other columns.
+        others: access to the other columns.
     """
-    if not _takes(module, m):
+    if not _supports(module, m):
         return None
     if not outer_product_mean_fits(four_axes(m), outer_product_weights(module)):
         return None

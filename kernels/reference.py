@@ -1,4 +1,4 @@
-"""Every operator in plain PyTorch: what the kernels are checked against.
+"""Every operator in plain PyTorch, the reference for the kernels' tests.
 
 Each function takes the arguments of the fused operator of the same name and runs in
 the dtype it is given, float64 included.

@@ -1,4 +1,4 @@
-"""`nn.LayerNorm`, and every layer norm that looks like OpenFold's, in one kernel."""
+"""`nn.LayerNorm`, and layer norms with the names of OpenFold's, in one kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evofeed.kernels.fused_module import Fused, called, drop_in, stand_ins
+from evofeed.kernels.fused_module import Fused, drop_in, plain_forward, stub_weights
 from evofeed.kernels.ops.layer_norm.op import fused_layer_norm, supported
 
 
@@ -16,13 +16,13 @@ class FusedLayerNorm(Fused):
     """Forward of a swapped layer norm."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        """As the original's, in one kernel; of several axes it is the original's."""
+        """Normalises the last axis in one kernel; several axes run the original forward."""
         weight, bias = self.weight, self.bias
         fits = weight is not None and x.is_floating_point() and x.numel() > 0
         if not (fits and x.shape[-1:] == weight.shape and supported(x, weight, bias)):
             return super().forward(x)  # type: ignore[misc,no-any-return]
         if x.is_cuda and torch.is_autocast_enabled("cuda") and isinstance(self, nn.LayerNorm):
-            x = x.float()  # PyTorch's own gives float32 under autocast; OpenFold's does not
+            x = x.float()  # PyTorch's returns float32 under autocast; OpenFold's does not
         return fused_layer_norm(x, weight, bias, self.eps)
 
 
@@ -35,7 +35,7 @@ class LayerNorm(FusedLayerNorm, nn.LayerNorm):
 
 
 def rule(module: nn.Module) -> type[Fused] | str | None:
-    """Which modules are swapped for these."""
+    """The fused class for a module, the reason to keep the module, or None."""
     cls = type(module)
     if isinstance(module, nn.LayerNorm):
         if cls.forward is not nn.LayerNorm.forward:
@@ -43,23 +43,25 @@ def rule(module: nn.Module) -> type[Fused] | str | None:
         if any(getattr(module, name) is None for name in ("weight", "bias")):
             return "has no weight or no bias"
         return FusedLayerNorm
-    if cls.__name__ == "LayerNorm":  # OpenFold's and our trainer's own
-        parts = [getattr(module, name, None) for name in ("weight", "bias")]
-        if all(isinstance(part, Tensor) and part.ndim == 1 for part in parts):
+    if cls.__name__ == "LayerNorm":  # OpenFold's and the trainer's
+        parameters = [getattr(module, name, None) for name in ("weight", "bias")]
+        if all(isinstance(part, Tensor) and part.ndim == 1 for part in parameters):
             if not hasattr(module, "eps"):
                 return "has no eps"
-            return FusedLayerNorm if _is_one(module) else "computes no layer norm of the last axis"
+            if not _is_last_axis_norm(module):
+                return "does not normalise the last axis"
+            return FusedLayerNorm
     return None
 
 
-def _is_one(module: Any) -> bool:
-    """Whether its forward, run on the CPU, is one of the last axis: not of channels first, say."""
+def _is_last_axis_norm(module: Any) -> bool:
+    """True if its forward, run on the CPU, normalises the last axis, not channels first, say."""
     random = torch.Generator().manual_seed(0)
-    made = stand_ins(module, lambda name, shape: torch.randn(shape, generator=random))
+    weights = stub_weights(module, lambda name, shape: torch.randn(shape, generator=random))
     x = torch.randn(2, 3, *module.weight.shape, generator=random)
     with torch.no_grad():
-        found, _ = called(module, made, (x,))
-    if not isinstance(found, Tensor) or not {"weight", "bias"} <= made.keys():
+        result, _ = plain_forward(module, weights, (x,))
+    if not isinstance(result, Tensor) or not {"weight", "bias"} <= weights.keys():
         return False
-    want = F.layer_norm(x, module.weight.shape, made["weight"], made["bias"], module.eps)
-    return found.shape == want.shape and torch.allclose(found.float(), want, atol=1e-2)
+    expected = F.layer_norm(x, module.weight.shape, weights["weight"], weights["bias"], module.eps)
+    return result.shape == expected.shape and torch.allclose(result.float(), expected, atol=1e-2)

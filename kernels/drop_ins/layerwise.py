@@ -1,8 +1,8 @@
-"""LAMB and LARS over flat buffers: optimizers that scale each tensor's step by its own norm.
+"""LAMB and LARS over flat buffers: optimizers that scale each tensor's step by its norm.
 
-The buffers are those of `FusedAdamEMA`; spans say which part of them is which tensor. All scalars
-stay on the device: a step can be captured in a CUDA graph, and a gradient that is not finite
-changes nothing. Sums have a fixed order: equal bits from run to run.
+The buffers are those of `FusedAdamEMA`; spans are the tensors' ranges in them. All scalars stay on
+the device: a step can be captured in a CUDA graph, and a gradient that is not finite changes
+nothing. Sums have a fixed order: equal bits from run to run.
 
 LAMB: You et al. 2019, arXiv:1904.00962, algorithm 2, with bias correction.
 LARS: You et al. 2017, arXiv:1708.03888, algorithm 1.
@@ -21,12 +21,12 @@ from evofeed.kernels.runtime.private_apis import norms
 
 
 class Span(NamedTuple):
-    """One tensor's part of the flat buffers.
+    """One tensor's range in the flat buffers.
 
     Attributes:
         start, size: elements.
-        adapted: whether its step is scaled by its norm and its weights decay; by
-            custom not for biases and norms.
+        adapted: True if its step is scaled by its norm and its weights decay; by convention
+            False for biases and norms.
     """
 
     start: int
@@ -35,15 +35,15 @@ class Span(NamedTuple):
 
 
 def spans(tensors: Sequence[Tensor], align: int = 1) -> list[Span]:
-    """Spans of tensors laid one after the other, each from a multiple of `align` elements.
+    """Spans of consecutive tensors, each starting at a multiple of `align` elements.
 
-    Tensors of one axis or none are not adapted.
+    Tensors with fewer than two axes are not adapted.
     """
-    found, start = [], 0
+    result, start = [], 0
     for tensor in tensors:
-        found.append(Span(start, tensor.numel(), tensor.dim() > 1))
+        result.append(Span(start, tensor.numel(), tensor.dim() > 1))
         start += -(-tensor.numel() // align) * align
-    return found
+    return result
 
 
 @dataclass(eq=False, repr=False)
@@ -51,7 +51,7 @@ class _Layerwise(FlatBuffers):
     """A flat optimizer whose steps are scaled tensor by tensor.
 
     Attributes:
-        spans: where each tensor is in the buffers; see `spans`. Gaps are left alone.
+        spans: range of each tensor in the buffers; see `spans`. Gaps do not change.
         weight_decay: of adapted tensors.
     """
 
@@ -69,15 +69,15 @@ class _Layerwise(FlatBuffers):
                 "give one span for each tensor in the buffers"
             )
         adapted = torch.tensor([float(span.adapted) for span in spans] + [0.0])
-        number = torch.full(param.shape, len(spans), dtype=torch.int32)  # of each weight's tensor
+        span_index = torch.full(param.shape, len(spans), dtype=torch.int32)  # span of each element
         for n, span in enumerate(spans):
-            number[span.start : span.start + span.size] = n
-        self._number = number.to(param.device)
-        self._adapted, self._inside = adapted.to(param.device), self._number < len(spans)
-        self._decay = self.weight_decay * self._adapted[self._number]
+            span_index[span.start : span.start + span.size] = n
+        self._span_index = span_index.to(param.device)
+        self._adapted, self._inside = adapted.to(param.device), self._span_index < len(spans)
+        self._decay = self.weight_decay * self._adapted[self._span_index]
 
     def _clipped(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Norm of the gradient, it clipped (0 if it is not finite), and which weights will move."""
+        """Norm of the gradient, clipped gradient (0 if not finite), mask of weights to update."""
         norm: Tensor = torch.linalg.vector_norm(self.grad, dtype=torch.float32)
         finite = torch.isfinite(norm)
         self.updates.add_(finite)
@@ -85,7 +85,7 @@ class _Layerwise(FlatBuffers):
         return norm, torch.where(finite, self.grad.float() * factor, 0.0), self._inside & finite
 
     def _norms(self, x: Tensor) -> Tensor:
-        """Norm of each tensor's part, and 0 of what is in none."""
+        """Norm of each tensor, and 0 for the gaps."""
         parts = [x[span.start : span.start + span.size] for span in self.spans]
         return torch.stack([*norms(parts), x.new_zeros(())])
 
@@ -119,13 +119,13 @@ class FusedLAMB(_Layerwise):
         norm, grad, moving = self._clipped()
         self.exp_avg.lerp_(grad, (1 - self.beta1) * moving)
         self.exp_avg_sq.lerp_(grad.square(), (1 - self.beta2) * moving)
-        updates = self.updates.clamp(min=1)  # of none nothing moves
+        updates = self.updates.clamp(min=1)  # without updates nothing moves
         first, second = ((1 - b**updates).float() for b in (self.beta1, self.beta2))
         move = self.exp_avg / first / ((self.exp_avg_sq / second).sqrt() + self.eps)
         move.addcmul_(self._decay, self.param)
         weights, steps = self._norms(self.param), self._norms(move)
         scaled = (self._adapted > 0) & (weights > 0) & (steps > 0)
-        ratio = torch.where(scaled, weights / steps, 1.0)[self._number]
+        ratio = torch.where(scaled, weights / steps, 1.0)[self._span_index]
         self.param.sub_(torch.where(moving, self.rate * ratio * move, 0.0))
         self._follow(moving, self.ema, self.low)
         return norm
@@ -138,7 +138,7 @@ class FusedLARS(_Layerwise):
     Attributes:
         momentum_buffer: float32 `[N]`, zeros at first; it holds steps, the rate included.
         ema, low: as in `FusedAdamEMA`.
-        momentum: share of the last step that is kept.
+        momentum: fraction of the last step that is added.
         trust: trust coefficient, the paper's eta.
     """
 
@@ -155,7 +155,7 @@ class FusedLARS(_Layerwise):
         weights, slopes = self._norms(self.param), self._norms(grad)
         scaled = (self._adapted > 0) & (weights > 0) & (slopes > 0)
         ratio = self.trust * weights / (slopes + self.weight_decay * weights)
-        ratio = torch.where(scaled, ratio, 1.0)[self._number]
+        ratio = torch.where(scaled, ratio, 1.0)[self._span_index]
         move = self.rate * ratio * (grad + self._decay * self.param)
         after = torch.where(moving, self.momentum * self.momentum_buffer + move, 0.0)
         self.momentum_buffer.copy_(torch.where(moving, after, self.momentum_buffer))

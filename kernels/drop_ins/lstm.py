@@ -1,11 +1,9 @@
-"""`nn.LSTM` at sizes cuDNN is fast at.
+"""`nn.LSTM`, padded to sizes for which cuDNN is fast.
 
-The computation is cuDNN's. It is several times slower where a size is not aligned,
-and its persistent kernel (float16, weights kept on the chip) wants widths that are
-multiples of 128. Padding inputs, states and weights with zeros is exact: a padded
-cell has gates of 1/2, a candidate tanh(0) = 0 and a state that stays 0. So a
-size that cuDNN dislikes is padded to one it likes, where measurements say that
-pays (`tiles.lstm_padding`); everything else is cuDNN's as before.
+The computation is cuDNN's. It is several times slower for unaligned sizes, and its persistent
+kernel (float16, weights kept on the chip) needs widths that are multiples of 128. Padding inputs,
+states and weights with zeros is exact: a padded cell has gates of 1/2, a candidate tanh(0) = 0 and
+a state that stays 0. Sizes are padded where measurements show that it pays (`tiles.lstm_padding`).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class FusedLSTM(Fused):
     """Forward of a swapped `nn.LSTM`."""
 
     def forward(self: Any, input: Any, hx: State | None = None) -> Any:  # noqa: A002
-        """As the original's; what has no batch, is packed or projected goes to the original."""
+        """Runs padded; inputs without a batch, packed or projected run the original forward."""
         x, padding = input, _padding(self, input)
         if padding is None:
             return super().forward(x, hx)  # type: ignore[misc]
@@ -37,9 +35,9 @@ class FusedLSTM(Fused):
         if hx is None:
             hx = (x.new_zeros(self.num_layers * directions, batch, H),) * 2
         self.check_forward_args(x, hx, None)
-        wide, more = _up(H, padding.width), _up(batch, padding.batch) - batch
+        wide, more = _round_up(H, padding.width), _round_up(batch, padding.batch) - batch
         states = [F.pad(state, (0, wide - H, 0, more)) for state in hx]
-        widen = (0, _up(self.input_size, padding.width) - self.input_size)
+        widen = (0, _round_up(self.input_size, padding.width) - self.input_size)
         x = F.pad(x, (*widen, *((0, 0, 0, more) if self.batch_first else (0, more))))
         output, *states = torch.lstm(
             x, states, _padded_weights(self, padding.width), self.bias, self.num_layers, 0.0,
@@ -51,7 +49,7 @@ class FusedLSTM(Fused):
 
 
 def _padding(module: Any, x: Any) -> LstmPadding | None:
-    """What the sizes are padded to, None for nothing."""
+    """Multiples that the sizes are padded to, or None."""
     # Dropout between layers would draw another mask at another width.
     dropped = module.dropout > 0 and module.training and module.num_layers > 1
     if not isinstance(x, Tensor) or x.dim() != 3 or module.proj_size > 0 or dropped:
@@ -63,7 +61,7 @@ def _padding(module: Any, x: Any) -> LstmPadding | None:
     return lstm_padding(*sizes, dtype=dtype, device=x.device.type, single=single)
 
 
-def _up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
@@ -73,38 +71,38 @@ def _padded_weights(module: Any, multiple: int) -> list[Tensor]:
     In one buffer, or cuDNN copies them into one at every call and warns.
     """
     H, flat = module.hidden_size, module._flat_weights
-    wide, directions = _up(H, multiple), 2 if module.bidirectional else 1
-    each = 4 if module.bias else 2  # of a layer and direction
+    wide, directions = _round_up(H, multiple), 2 if module.bidirectional else 1
+    per_layer = 4 if module.bias else 2  # of a layer and direction
 
-    def padded(number: int, weight: Tensor) -> Tensor:
-        """Its four gates of so many units, and the input by what it comes from."""
-        reads_x = number % each == 0 and number < directions * each
+    def padded(index: int, weight: Tensor) -> Tensor:
+        """The weight with its four gates and its input width padded."""
+        reads_x = index % per_layer == 0 and index < directions * per_layer
         if weight.dim() == 1:
             return F.pad(weight.view(4, H), (0, wide - H)).flatten()
-        width = module.input_size if reads_x else H
-        gates = weight.view(4, H, -1, width)
-        return F.pad(gates, (0, _up(width, multiple) - width, 0, 0, 0, wide - H)).view(4 * wide, -1)
+        inputs = module.input_size if reads_x else H
+        gates, more = weight.view(4, H, -1, inputs), _round_up(inputs, multiple) - inputs
+        return F.pad(gates, (0, more, 0, 0, 0, wide - H)).view(4 * wide, -1)
 
-    found = [padded(number, weight) for number, weight in enumerate(flat)]
-    order = sorted(range(len(found)), key=lambda number: found[number].dim() == 1)  # biases last
-    sizes = [found[number].numel() for number in order]
-    # cuDNN's buffer has room for biases where there are none, too.
-    room = [] if module.bias else [flat[0].new_zeros(8 * wide * (len(flat) // each))]
-    buffer = torch.cat([*(found[number].flatten() for number in order), *room])
+    weights = [padded(index, weight) for index, weight in enumerate(flat)]
+    order = sorted(range(len(weights)), key=lambda index: weights[index].dim() == 1)  # biases last
+    sizes = [weights[index].numel() for index in order]
+    # cuDNN's buffer has space for biases even if there are none.
+    missing_biases = [] if module.bias else [flat[0].new_zeros(8 * wide * (len(flat) // per_layer))]
+    buffer = torch.cat([*(weights[index].flatten() for index in order), *missing_biases])
     parts = dict(zip(order, torch.split(buffer[: sum(sizes)], sizes), strict=True))
-    return [parts[number].view(weight.shape) for number, weight in enumerate(found)]
+    return [parts[index].view(weight.shape) for index, weight in enumerate(weights)]
 
 
 @drop_in
 class LSTM(FusedLSTM, nn.LSTM):
-    """`nn.LSTM`, padded to sizes cuDNN is fast at: same arguments, parameters and results."""
+    """`nn.LSTM`, padded to fast sizes of cuDNN: same arguments, parameters and results."""
 
     torch_class = nn.LSTM
     mixin = FusedLSTM
 
 
 def rule(module: nn.Module) -> type[Fused] | str | None:
-    """Which modules are swapped for these."""
+    """The fused class for a module, the reason to keep the module, or None."""
     if not isinstance(module, nn.LSTM):
         return None
     cls = type(module)

@@ -1,4 +1,4 @@
-"""Arguments of a call, out of the dictionaries and lists they come in, and which are the same."""
+"""Arguments of a call, flattened from dictionaries and lists, and comparison with later ones."""
 
 from __future__ import annotations
 
@@ -11,98 +11,95 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.graphs.recording import stream_number
+from evofeed.kernels.graphs.recording import stream_id
 from evofeed.kernels.runtime.backend import autocast_type
 from evofeed.kernels.runtime.private_apis import tf32_allowed
 
 EQUAL = (int, float, str, bytes, type(None), torch.dtype, torch.device)
-"""Constants that are the same if they are equal; other objects must be the same ones."""
+"""Types compared by value; other arguments are compared by identity."""
 
 Leaves = list[Any]
 
 
 class Arguments:
-    """Of one call.
+    """The flattened arguments of one call.
 
     Attributes:
-        leaves: tensors and constants, out of the dictionaries, lists and tuples they are in.
-        tensors: those of the leaves that are, by their number.
-        on_device: those that are not on the CPU, if any are not.
+        leaves: tensors and constants inside the dictionaries, lists and tuples.
+        tensors: the tensors among the leaves, by index.
+        on_device: the tensors that are not on the CPU; all tensors if they all are.
     """
 
     def __init__(self, *containers: Any) -> None:
         self.leaves: Leaves = []
-        self.shape = taken_apart(containers, self.leaves)
+        self.structure = flatten(containers, self.leaves)
         self.tensors = {n: leaf for n, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)}
-        every = list(self.tensors.values())
-        self.on_device = [t for t in every if not t.is_cpu] or every
+        tensors = list(self.tensors.values())
+        self.on_device = [t for t in tensors if not t.is_cpu] or tensors
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(t.nbytes for t in self.tensors.values())
 
     @property
     def settings(self) -> Hashable:
-        """What else a call depends on."""
+        """Global settings that a recording depends on: autocast, TF32 and the stream."""
         device = self.on_device[0].device
-        return autocast_type(device.type), tf32_allowed(), stream_number(device)
+        return autocast_type(device.type), tf32_allowed(), stream_id(device)
 
     @functools.cached_property
-    def kind(self) -> Hashable:
-        """What calls must have in common to share a recording."""
-        return self.shape, self.settings, *map(kind_of, self.leaves)
+    def signature(self) -> Hashable:
+        """A key that is equal for calls that can share a recording."""
+        return self.structure, self.settings, *map(leaf_signature, self.leaves)
 
 
-def taken_apart(value: Any, leaves: Leaves) -> Any:
-    """The shape of nested containers, and what is in them behind `leaves`."""
+def flatten(value: Any, leaves: Leaves) -> Any:
+    """The structure of nested containers; appends their elements to `leaves`."""
     if type(value) is dict:
-        return dict, tuple((key, taken_apart(inner, leaves)) for key, inner in value.items())
+        return dict, tuple((key, flatten(inner, leaves)) for key, inner in value.items())
     if type(value) in (list, tuple):
-        return type(value), tuple(taken_apart(inner, leaves) for inner in value)
+        return type(value), tuple(flatten(inner, leaves) for inner in value)
     leaves.append(value)
     return None
 
 
-def put_together(shape: Any, leaves: Iterator[Any]) -> Any:
-    """The containers of a shape, from what is in them."""
-    if shape is None:
+def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
+    """The nested containers of this structure, with these elements."""
+    if structure is None:
         return next(leaves)
-    kind, parts = shape
-    if kind is dict:
-        return {key: put_together(inner, leaves) for key, inner in parts}
-    return kind(put_together(inner, leaves) for inner in parts)
+    container, parts = structure
+    if container is dict:
+        return {key: unflatten(inner, leaves) for key, inner in parts}
+    return container(unflatten(inner, leaves) for inner in parts)
 
 
-def kind_of(leaf: Any) -> Hashable:
-    """What a leaf must have in common with one that it stands for."""
+def leaf_signature(leaf: Any) -> Hashable:
+    """A key that is equal for leaves that can replace each other."""
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
     return type(leaf), leaf if isinstance(leaf, EQUAL) else None
 
 
-class Same:
-    """Tells whether a later argument is this one, unchanged.
-
-    Of what has no weak references it never does.
-    """
+class SameArgument:
+    """Compares later arguments with this one; never equal for types without weak references."""
 
     def __init__(self, leaf: Any) -> None:
         self._leaf: Callable[[], Any] = lambda: None
         with contextlib.suppress(TypeError):
             self._leaf = weakref.ref(leaf)
-        self._mark = _mark(leaf)
+        self._version = _version(leaf)
 
     def __call__(self, leaf: Any) -> bool:
-        """Whether it is."""
-        return self._leaf() is leaf and self._mark == _mark(leaf)
+        """True if `leaf` is this argument, unchanged."""
+        return self._leaf() is leaf and self._version == _version(leaf)
 
     def gone(self) -> bool:
-        """Whether nobody has it any more."""
+        """True if the argument was collected."""
         return self._leaf() is None
 
 
-def _mark(leaf: Any) -> tuple[int, int]:
+def _version(leaf: Any) -> tuple[int, int]:
     if not isinstance(leaf, Tensor):
         return 0, 0
     return leaf.data_ptr(), 0 if leaf.is_inference() else leaf._version

@@ -1,8 +1,8 @@
-"""What a function makes of things that stay: made once, while it is recorded.
+"""Constants of a recorded function: results of unchanging tensors, computed once.
 
-A step of sampling gets the pairs of the trunk and its batch again at every call, and makes the
-same of them: what it normalises, what it projects for each block, how many atoms there are. Where
-numbers follow from what stays, and from that alone, those of the first runs serve all.
+A denoising step gets the trunk's pairs and the same batch at every call, and computes the same
+results from them: normalised pairs, the projections of each block, the number of atoms. Results
+that depend on unchanging tensors alone are computed in the first runs and reused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DETACHED, _COPIED = torch.ops.aten.detach.default, torch.ops.aten.copy_.default
 
 
 class ChangedInPlace(RuntimeError):
-    """A function writes to the tensor of this number among those that stay; nothing was written."""
+    """A function is about to write to the unchanging tensor of this number."""
 
     def __init__(self, number: int) -> None:
         super().__init__("it changes its arguments in place")
@@ -30,43 +30,42 @@ class ChangedInPlace(RuntimeError):
 
 
 class Constants(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode for runs of one function, of which the first finds out what is constant.
+    """A dispatch mode for runs of one function, of which the first finds the constants.
 
-    The second keeps the constants that others read, and later runs take those: they are what is
-    recorded. What the host is told in the first run is told in all. Constants are made by
-    operators from tensors that stay and from constants. Memory that was never written by an
-    operator is none, nor are random numbers: kernels that no mode sees may fill it.
+    The second run saves the constants that other operators read; later runs, which are recorded,
+    use those. Values that the host reads in the first run are used in all. Constants are results
+    of operators on unchanging tensors and constants. Random numbers are not constants, nor is
+    memory that no operator wrote: kernels outside the dispatcher may fill it.
 
     Args:
-        fixed: arguments that stay; the function must not write to them.
-        weights: parameters and buffers, likewise.
+        fixed: unchanging arguments; the function must not write to them.
+        weights: parameters and buffers, also unchanging.
 
     Attributes:
         used: numbers of the fixed tensors that were read.
-        answers: what the host was told. What was recorded reads its tensors, and those of `kept`.
-        kept: the constants by the number of the operator that makes them.
+        host_values: values read by the host. A recording reads its tensors, and those of `saved`.
+        saved: the constants by the number of the operator that computes them.
 
     Raises:
         ChangedInPlace: the function writes to one of `fixed`.
-        RuntimeError: the host is told, or waits for, a number that may be another next time, or a
-            run does something else than the first.
+        RuntimeError: the host reads a value that is not constant, or a run differs from the first.
     """
 
     def __init__(self, fixed: Sequence[Tensor], weights: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._fixed = {m: number for number, t in enumerate(fixed) for m in _memory([t])}
-        self._known = {*self._fixed, *_memory(weights)}
-        self._weights = frozenset(self._known - self._fixed.keys())
-        self._zeros = set[int]()  # written by nobody yet, or by a kernel that no mode sees
-        self._made, self._seen = dict[int, int](), set[int]()  # by whom; whose results were read
+        self._fixed = {m: number for number, t in enumerate(fixed) for m in _storages([t])}
+        self._unchanging = {*self._fixed, *_storages(weights)}
+        self._weights = frozenset(self._unchanging - self._fixed.keys())
+        self._unwritten = set[int]()  # zeros, until an operator or an unseen kernel writes there
+        self._maker, self._read = dict[int, int](), set[int]()  # by storage; results read so far
         self._calls = list[_Call]()
-        self._constant, self._needed = set[int](), set[int]()
+        self._constant_ops, self._needed = set[int](), set[int]()
         self._run = 0
         self.used = set[int]()
-        self.answers, self.kept = list[Any](), dict[int, Any]()
+        self.host_values, self.saved = list[Any](), dict[int, Any]()
 
     def __enter__(self) -> Constants:
-        self._number, self._left = -1, iter(self.answers)
+        self._number, self._remaining = -1, iter(self.host_values)
         self._operators = as_operators()
         self._operators.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -79,128 +78,128 @@ class Constants(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """One operator."""
+        """Runs one operator, or returns its constant."""
         kwargs = kwargs or {}
         if func is _DETACHED:
-            return func(*args, **kwargs)  # PyTorch does so with results that others hold too
+            return func(*args, **kwargs)  # PyTorch detaches results that are used elsewhere too
         self._number += 1
-        asked = self._asked(func, args, kwargs)
+        host_read = self._host_read(func, args, kwargs)
         if self._run == 0:
-            return self._first(func, args, kwargs, asked)
+            return self._observe(func, args, kwargs, host_read)
         if self._number >= len(self._calls) or self._calls[self._number].func is not func:
-            raise RuntimeError("it does not do the same every time")
-        if asked is not None:
-            return asked.use(next(self._left))
-        if self._number not in self._constant:
+            raise RuntimeError("it does not run the same operators every time")
+        if host_read is not None:
+            return host_read.result(next(self._remaining))
+        if self._number not in self._constant_ops:
             return func(*args, **kwargs)
         written = _written(func, args)
         if self._run > 1:
-            return written[0] if written else _placed(self.kept[self._number])
-        made = func(*args, **kwargs)
+            return written[0] if written else _restored(self.saved[self._number])
+        result = func(*args, **kwargs)
         if not written:
-            self.kept[self._number] = made if self._number in self._needed else _Shapes.of(made)
-        return made
+            needed = self._number in self._needed
+            self.saved[self._number] = result if needed else _Layout.of(result)
+        return result
 
-    def _first(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: _Asked | None
+    def _observe(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], host_read: _HostRead | None
     ) -> Any:
-        """An operator of the first run."""
-        if asked is not None:
-            if not _memory([asked.of]) <= self._known:
+        """Runs an operator of the first run, and finds whether its result is constant."""
+        if host_read is not None:
+            if not _storages([host_read.source]) <= self._unchanging:
                 raise RuntimeError("the host waits for a number that differs from call to call")
-            self.answers.append(asked.find())
+            self.host_values.append(host_read.read())
         written, tensors = _written(func, args), list(_tensors((*args, *kwargs.values())))
-        changed = _memory(written)
-        for memory in changed:
+        written_storages = _storages(written)
+        for memory in written_storages:
             if memory in self._fixed:
                 raise ChangedInPlace(self._fixed[memory])
             if memory in self._weights:
                 raise RuntimeError("it changes its parameters or buffers")
-        read = _memory(t for t in tensors if not any(t is w for w in written))
+        read = _storages(t for t in tensors if not any(t is w for w in written))
         self.used |= {self._fixed[m] for m in read & self._fixed.keys()}
-        known = read <= self._known and torch.Tag.nondeterministic_seeded not in func.tags
-        call = _Call(func, {self._made[m] for m in read if m in self._made})
+        constant = read <= self._unchanging and torch.Tag.nondeterministic_seeded not in func.tags
+        call = _Call(func, {self._maker[m] for m in read if m in self._maker})
         self._calls.append(call)
-        made = func(*args, **kwargs) if asked is None else asked.use(self.answers[-1])
-        new = _memory([made]) - _memory(tensors)
-        call.views = asked is None and not (new or written)
+        result = host_read.result(self.host_values[-1]) if host_read else func(*args, **kwargs)
+        new = _storages([result]) - _storages(tensors)
+        call.views = host_read is None and not (new or written)
         if not call.views:
-            self._seen |= call.reads
+            self._read |= call.reads
         if written:
-            self._write(call, known and asked is None, changed)
-        self._known -= new
-        self._zeros -= new
-        for memory in new & self._made.keys():
-            del self._made[memory]
-        if new and known and not written and "empty" not in func.__name__:
-            zeros = "zeros" in func.__name__ and not next(_tensors([made])).is_cpu
-            (self._zeros if zeros else self._known).update(new)
-            if asked is None:
-                self._constant.add(self._number)
-                self._made.update(dict.fromkeys(new, self._number))
-        return made
+            self._observe_write(call, constant and host_read is None, written_storages)
+        self._unchanging -= new
+        self._unwritten -= new
+        for memory in new & self._maker.keys():
+            del self._maker[memory]
+        if new and constant and not written and "empty" not in func.__name__:
+            zeros = "zeros" in func.__name__ and not next(_tensors([result])).is_cpu
+            (self._unwritten if zeros else self._unchanging).update(new)
+            if host_read is None:
+                self._constant_ops.add(self._number)
+                self._maker.update(dict.fromkeys(new, self._number))
+        return result
 
-    def _write(self, call: _Call, known: bool, memory: set[int]) -> None:
-        """An operator that writes to tensors of the function's own: constant if they still are."""
-        makers = {self._made[m] for m in memory if m in self._made}
+    def _observe_write(self, call: _Call, constant: bool, storages: set[int]) -> None:
+        """Observes an operator that writes to private tensors, which may be constant after it."""
+        makers = {self._maker[m] for m in storages if m in self._maker}
         call.reads |= makers
         call.writes = makers
-        same = memory <= self._known | self._zeros and not makers & self._seen
-        self._zeros -= memory
-        if known and same and len(memory) == len(makers) == 1:
-            self._constant.add(self._number)
-            self._known |= memory
+        unread = storages <= self._unchanging | self._unwritten and not makers & self._read
+        self._unwritten -= storages
+        if constant and unread and len(storages) == len(makers) == 1:
+            self._constant_ops.add(self._number)
+            self._unchanging |= storages
         else:
-            self._known -= memory
+            self._unchanging -= storages
 
-    def settle(self, results: Iterable[Any]) -> None:
-        """Ends a run, which had these results: of the first, which constants others read."""
+    def end_run(self, results: Iterable[Any]) -> None:
+        """Ends a run with these results; after the first, finds the constants that are read."""
         self._run += 1
         if self._run > 1:
             return
-        while self._banned():
+        while self._drop_dependents():
             pass
         for number, call in enumerate(self._calls):
-            if number not in self._constant and not call.views:
+            if number not in self._constant_ops and not call.views:
                 self._needed |= call.reads
-        self._needed |= {self._made[m] for m in _memory(results) if m in self._made}
+        self._needed |= {self._maker[m] for m in _storages(results) if m in self._maker}
 
-    def _banned(self) -> bool:
-        """Whether an operator was taken for constant that reads, or is written to by, one that is
-        not."""
-        before = len(self._constant)
+    def _drop_dependents(self) -> bool:
+        """Drops constants made from other results; True if any was dropped."""
+        before = len(self._constant_ops)
         for number, call in enumerate(self._calls):
-            if not call.reads <= self._constant:
-                self._constant.discard(number)
-            if number not in self._constant:
-                self._constant -= call.writes
-        return len(self._constant) < before
+            if not call.reads <= self._constant_ops:
+                self._constant_ops.discard(number)
+            if number not in self._constant_ops:
+                self._constant_ops -= call.writes
+        return len(self._constant_ops) < before
 
     @staticmethod
-    def _asked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Asked | None:
-        """Of an operator that one device waits for another in."""
+    def _host_read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _HostRead | None:
+        """The host read of an operator in which one device waits for another, or None."""
         if func is READ:
-            return _Asked(args[0], lambda: args[0].item(), lambda number: number)
+            return _HostRead(args[0], lambda: args[0].item(), lambda number: number)
         if func is _REPEAT and kwargs.get("output_size") is None:
-            return _Asked(
+            return _HostRead(
                 args[0], lambda: int(args[0].sum()),
                 lambda size: func(args[0], **{**kwargs, "output_size": size}),
             )  # fmt: skip
         if func is MOVED and kwargs.get("device", args[0].device).type != args[0].device.type:
-            return _Asked(args[0], lambda: func(*args, **kwargs), Tensor.clone)
+            return _HostRead(args[0], lambda: func(*args, **kwargs), Tensor.clone)
         if func is _COPIED and args[0].device.type != args[1].device.type:
-            return _Asked(
+            return _HostRead(
                 args[1], lambda: args[1].to(args[0].device), lambda value: func(args[0], value)
             )
         return None
 
 
-class _Asked(NamedTuple):
-    """Of which tensor somebody wants to know something, how it is found out, what comes of it."""
+class _HostRead(NamedTuple):
+    """A value that the host reads from a tensor, and the operator's result for that value."""
 
-    of: Tensor
-    find: Callable[[], Any]
-    use: Callable[[Any], Any]
+    source: Tensor
+    read: Callable[[], Any]
+    result: Callable[[Any], Any]
 
 
 @dataclass(slots=True)
@@ -208,9 +207,9 @@ class _Call:
     """An operator of the first run.
 
     Attributes:
-        reads: numbers of the operators that made, as constants, what it reads.
-        writes: of those that made what it writes to.
-        views: whether it makes no numbers.
+        reads: numbers of the operators whose constant results it reads.
+        writes: numbers of the operators whose results it writes to.
+        views: True if its results are views.
     """
 
     func: Any
@@ -219,28 +218,28 @@ class _Call:
     views: bool = False
 
 
-class _Shapes(NamedTuple):
-    """Stands for results that nobody reads."""
+class _Layout(NamedTuple):
+    """Layout of a result that is never read."""
 
     tensors: list[tuple[Any, ...]]
     kind: type
 
     @classmethod
-    def of(cls, made: Any) -> _Shapes:
-        """Those of an operator."""
-        shapes = [(t.shape, t.stride(), t.dtype, t.device) for t in _tensors([made])]
-        return cls(shapes, type(made))
+    def of(cls, result: Any) -> _Layout:
+        """The layout of an operator's result."""
+        shapes = [(t.shape, t.stride(), t.dtype, t.device) for t in _tensors([result])]
+        return cls(shapes, type(result))
 
 
-def _placed(kept: Any) -> Any:
-    """What was kept, or memory without numbers of its shapes."""
-    if not isinstance(kept, _Shapes):
-        return kept
-    made = [
+def _restored(saved: Any) -> Any:
+    """The saved result, or uninitialised memory of its layout."""
+    if not isinstance(saved, _Layout):
+        return saved
+    tensors = [
         torch.empty_strided(shape, stride, dtype=dtype, device=device)
-        for shape, stride, dtype, device in kept.tensors
+        for shape, stride, dtype, device in saved.tensors
     ]
-    return kept.kind(made) if kept.kind in (list, tuple) else made[0]
+    return saved.kind(tensors) if saved.kind in (list, tuple) else tensors[0]
 
 
 def _written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
@@ -260,6 +259,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _memory(values: Iterable[Any]) -> set[int]:
-    """What tensors that share numbers have in common."""
+def _storages(values: Iterable[Any]) -> set[int]:
+    """Addresses of the tensors' storages, shared by views."""
     return {t.untyped_storage().data_ptr() for t in _tensors(values)} - {0}

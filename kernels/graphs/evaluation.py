@@ -1,10 +1,10 @@
-"""Calls in evaluation mode that come again: at the ninth of a kind in a row they are recorded.
+"""Recordings of repeated calls in evaluation mode: the ninth equal call in a row is recorded.
 
-Denoising steps come two hundred times, chains of all lengths once or a few times. Arguments may be
-in dictionaries and lists, as the batch of a whole denoising module is. A tensor that was the same
-one in all those calls, unchanged, is read where it is, and the recording holds as long as it is
-given again; others are copied. Whatever else is an argument counts as a constant. A tensor of
-inference mode does not tell that it was written to: it is copied, or a step looks at its bits.
+Denoising steps are repeated two hundred times, chains of any one length a few times. Arguments may
+be in dictionaries and lists, like the batch of a denoising module. A tensor that was the same,
+unchanged object in all those calls is read in place, and the recording is valid as long as calls
+have it; others are copied. Arguments that are not tensors count as constants. Inference tensors
+have no version counter: they are copied, or a step compares their bits.
 """
 
 from __future__ import annotations
@@ -19,75 +19,75 @@ from evofeed.kernels.graphs.arguments import (
     EQUAL,
     Arguments,
     Leaves,
-    Same,
-    kind_of,
-    put_together,
-    taken_apart,
+    SameArgument,
+    flatten,
+    leaf_signature,
+    unflatten,
 )
 from evofeed.kernels.graphs.constants import ChangedInPlace, Constants
-from evofeed.kernels.graphs.recording import Homes, Recording
+from evofeed.kernels.graphs.recording import Recording, Slots
 
-MOST_RECORDINGS = 8  # of a module
-EAGER_CALLS = 8  # of a kind in a row before a recording
-MOST_BYTES = 1 << 27  # of a block's arguments: with more, the GPU takes longer than its host
-MOST_BEGUN = 8  # times that a shorter row may begin; arguments that change then may always change
+MAX_RECORDINGS = 8  # of a module
+EAGER_CALLS = 8  # with equal signatures, in a row, before a recording
+MAX_BYTES = 1 << 27  # of a block's arguments: with more, the GPU takes longer than its host
+MAX_RESTARTS = 8  # of the count; arguments that change after that may change at any call
 
 
 class RecordedCall(NamedTuple):
-    """A recording, the constants that it reads, and what must be as it was.
+    """A recording, the constants that it reads, and the conditions for a replay.
 
     Attributes:
-        shape, settings: of the arguments.
-        others: kinds of those that may be others, by number.
-        staying: arguments that must be given again.
-        bits: sums over those of tensors of inference mode among them.
-        weights: where the parameters and buffers are.
-        versions: what changes when their numbers do.
-        results: the shape of what is returned.
+        structure, settings: of the arguments.
+        signatures: of the arguments that may change, by index.
+        stable: arguments that must be the same objects, by index.
+        bits: sums of the bits of inference tensors among the stable arguments.
+        weights: slots of the parameters and buffers.
+        versions: of the parameters and buffers.
+        results: the structure of the results.
     """
 
     recording: Recording
-    read: Any
-    shape: Hashable
+    constants: Any
+    structure: Hashable
     settings: Hashable
-    others: dict[int, Hashable]
-    staying: dict[int, Same]
+    signatures: dict[int, Hashable]
+    stable: dict[int, SameArgument]
     bits: dict[int, Tensor]
-    weights: Homes
+    weights: Slots
     versions: list[int]
     results: Any
 
-    def holds(self, given: Arguments) -> bool:
-        """Whether a call may be replayed."""
+    def holds(self, args: Arguments) -> bool:
+        """True if a call may be replayed."""
         return (
-            given.shape == self.shape
-            and all(kind_of(given.leaves[n]) == kind for n, kind in self.others.items())
-            and all(same(given.leaves[n]) for n, same in self.staying.items())
-            and given.settings == self.settings
+            args.structure == self.structure
+            and all(leaf_signature(args.leaves[n]) == key for n, key in self.signatures.items())
+            and all(same(args.leaves[n]) for n, same in self.stable.items())
+            and args.settings == self.settings
             and self.versions == _versions(self.weights)
         )
 
     def rewritten(self, leaves: Leaves) -> set[int]:
-        """The numbers of those whose bits are others; the host waits for that."""
+        """Indices of stable arguments whose bits changed; the host waits for the device."""
         if not self.bits:
             return set()
-        same = torch.stack([_bits(leaves[n]) == bits for n, bits in self.bits.items()])
-        return {n for n, each in zip(self.bits, same.tolist(), strict=True) if not each}
+        same_bits = torch.stack([_bits(leaves[n]) == bits for n, bits in self.bits.items()])
+        return {n for n, same in zip(self.bits, same_bits.tolist(), strict=True) if not same}
 
     def __call__(self, leaves: Leaves) -> Any:
-        """What the module's forward returns for these arguments."""
+        """The results of the module's forward for these arguments."""
         copied = [
             leaf for n, leaf in enumerate(leaves)
-            if isinstance(leaf, Tensor) and n not in self.staying
+            if isinstance(leaf, Tensor) and n not in self.stable
         ]  # fmt: skip
-        return put_together(self.results, iter(self.recording(copied)))
+        return unflatten(self.results, iter(self.recording(copied)))
 
 
 class Evaluation:
     """The recordings of one module in evaluation mode.
 
     Args:
-        denoises: whether it is a whole step of sampling.
+        denoises: True if the module is a complete denoising step.
     """
 
     def __init__(self, denoises: bool) -> None:
@@ -95,119 +95,119 @@ class Evaluation:
         self.recordings: dict[Hashable, RecordedCall] = {}
         self._rewritten = set[int]()
         self._latest: Hashable = None
-        self._times = self._begun = 0
-        self._staying: dict[int, Same] = {}
+        self._repeats = self._restarts = 0
+        self._stable: dict[int, SameArgument] = {}
 
-    def find(self, given: Arguments) -> RecordedCall | None:
-        """A recording of such a call."""
-        latest: list[RecordedCall] = [*self.recordings.values()][::-1]
-        for found in latest:
-            if found.holds(given):
-                rewritten = found.rewritten(given.leaves)
+    def find(self, args: Arguments) -> RecordedCall | None:
+        """A valid recording of such a call, or None."""
+        for recording in reversed(self.recordings.values()):
+            if recording.holds(args):
+                rewritten = recording.rewritten(args.leaves)
                 if not rewritten:
-                    return found
+                    return recording
                 self._rewritten |= rewritten
                 break
         return None
 
-    def comes_again(self, given: Arguments) -> bool:
-        """Whether a call that no recording holds for is to be recorded."""
-        if self.recordings.pop(given.kind, None) is not None:  # of other tensors
-            self._times = 0
-        for kind, other in [*self.recordings.items()]:
-            if any(same.gone() for same in other.staying.values()):  # nor would it be replayed
+    def should_record(self, args: Arguments) -> bool:
+        """True if a call without a valid recording is to be recorded."""
+        if self.recordings.pop(args.signature, None) is not None:  # of other tensors
+            self._repeats = 0
+        for kind, recording in [*self.recordings.items()]:
+            if any(same.gone() for same in recording.stable.values()):  # can never be replayed
                 self.recordings.pop(kind, None)
-        self._count(given)
-        return self._times > EAGER_CALLS
+        self._count(args)
+        return self._repeats > EAGER_CALLS
 
-    def record(self, call: Callable[..., Any], given: Arguments, homes: Homes) -> RecordedCall:
-        """A recording of such a call; the oldest makes room.
+    def record(self, call: Callable[..., Any], args: Arguments, slots: Slots) -> RecordedCall:
+        """Records such a call; drops the oldest recording over the limit.
 
         Raises:
             RuntimeError: it cannot be recorded.
         """
-        if len(self.recordings) >= MOST_RECORDINGS:
+        if len(self.recordings) >= MAX_RECORDINGS:
             del self.recordings[next(iter(self.recordings))]
-        made = self.recordings[given.kind] = _record(call, given, homes, dict(self._staying))
-        return made
+        recorded = self.recordings[args.signature] = _record(call, args, slots, dict(self._stable))
+        return recorded
 
-    def _count(self, given: Arguments) -> None:
-        """How often in a row calls of this kind came, and with which arguments that stayed.
+    def _count(self, args: Arguments) -> None:
+        """Counts calls in a row with this signature, and finds the arguments that are stable.
 
-        What changes from the first call to the second is what changes. Where anything else does
-        later, another prediction has begun.
+        Arguments that change between the first two calls are not stable. If another one changes
+        later, a new prediction has begun, and the count restarts.
         """
-        if given.kind != self._latest:
-            self._latest, self._begun, self._times = given.kind, 0, 0
+        if args.signature != self._latest:
+            self._latest, self._restarts, self._repeats = args.signature, 0, 0
             self._rewritten = set()
-        if self._times == 0:
-            self._staying = {}
-        same = {n: stays for n, stays in self._staying.items() if stays(given.leaves[n])}
-        later = self._times > 1 and len(same) < len(self._staying) and self._begun < MOST_BEGUN
-        if later or self._times == 0:
-            self._times, self._begun = 1, self._begun + later
-            self._staying = {
-                n: Same(leaf) for n, leaf in enumerate(given.leaves) if self._may_stay(n, leaf)
-            }
+        if self._repeats == 0:
+            self._stable = {}
+        unchanged = {n: same for n, same in self._stable.items() if same(args.leaves[n])}
+        restart = self._repeats > 1 and len(unchanged) < len(self._stable)
+        restart = restart and self._restarts < MAX_RESTARTS
+        if restart or self._repeats == 0:
+            self._repeats, self._restarts = 1, self._restarts + restart
+            candidates = enumerate(args.leaves)
+            self._stable = {n: SameArgument(t) for n, t in candidates if self._may_be_stable(n, t)}
         else:
-            self._times, self._staying = self._times + 1, same
+            self._repeats, self._stable = self._repeats + 1, unchanged
 
-    def _may_stay(self, number: int, leaf: Any) -> bool:
+    def _may_be_stable(self, number: int, leaf: Any) -> bool:
         if isinstance(leaf, EQUAL) or number in self._rewritten:
             return False
         return self._denoises or not isinstance(leaf, Tensor) or not leaf.is_inference()
 
 
 def _bits(t: Tensor) -> Tensor:
-    """The sum of a tensor's bits, as whole numbers of its own size."""
+    """The sum of a tensor's bits, read as integers of its element size."""
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(t.element_size(), torch.int64)
     return t.contiguous().view(-1).view(kind).sum(dtype=torch.int64)
 
 
 def _record(
-    call: Callable[..., Any], given: Arguments, homes: Homes, staying: dict[int, Same]
+    call: Callable[..., Any], args: Arguments, slots: Slots, stable: dict[int, SameArgument]
 ) -> RecordedCall:
-    tensors = given.tensors
-    for n, leaf in enumerate(given.leaves):
-        if not (isinstance(leaf, (Tensor, *EQUAL)) or n in staying):
-            raise RuntimeError(f"an argument is a {type(leaf).__name__}, no tensor and no constant")
-    if tensors.keys() <= staying.keys():
-        del staying[next(iter(tensors))]  # a recording is of some input
-    copied = [n for n in tensors if n not in staying]
-    if {tensors[n].device for n in copied} != {given.on_device[0].device}:
+    tensors = args.tensors
+    for n, leaf in enumerate(args.leaves):
+        if not (isinstance(leaf, (Tensor, *EQUAL)) or n in stable):
+            kind = type(leaf).__name__
+            raise RuntimeError(f"an argument is a {kind}, not a tensor or a constant")
+    if tensors.keys() <= stable.keys():
+        del stable[next(iter(tensors))]  # a recording needs an input
+    copied = [n for n in tensors if n not in stable]
+    if {tensors[n].device for n in copied} != {args.on_device[0].device}:
         raise RuntimeError("an argument that changes is not on the GPU")
-    fixed = {n: t for n, t in tensors.items() if n in staying}
-    constants = Constants(list(fixed.values()), [home[name] for home, name in homes])
-    shape: Any = None
+    fixed = {n: t for n, t in tensors.items() if n in stable}
+    constants = Constants(list(fixed.values()), [owner[name] for owner, name in slots])
+    structure: Any = None
 
     def forward(inputs: Sequence[Tensor]) -> Leaves:
-        nonlocal shape
-        put = dict(enumerate(given.leaves)) | dict(zip(copied, inputs, strict=True))
-        args, kwargs = put_together(given.shape, iter(put.values()))
+        nonlocal structure
+        leaves = dict(enumerate(args.leaves)) | dict(zip(copied, inputs, strict=True))
+        positional, named = unflatten(args.structure, iter(leaves.values()))
         results: Leaves = []
         with constants:
-            shape = taken_apart(call(*args, **kwargs), results)
-        constants.settle(results)
+            structure = flatten(call(*positional, **named), results)
+        constants.end_run(results)
         return results
 
     try:
-        recording = Recording(forward, [tensors[n] for n in copied], homes)
+        recording = Recording(forward, [tensors[n] for n in copied], slots)
     except ChangedInPlace as error:
-        del staying[list(fixed)[error.number]]
-        return _record(call, given, homes, staying)
-    read = constants.answers, constants.kept
+        del stable[list(fixed)[error.number]]
+        return _record(call, args, slots, stable)
+    captured = constants.host_values, constants.saved
     bits = {
         n: _bits(t)
         for m, (n, t) in enumerate(fixed.items())
         if t.is_inference() and m in constants.used
     }
-    weights = [(home, name) for home, name in homes if not home[name].is_inference()]
-    others = {n: kind_of(leaf) for n, leaf in enumerate(given.leaves) if n not in staying}
+    weights = [(owner, name) for owner, name in slots if not owner[name].is_inference()]
+    signatures = {n: leaf_signature(leaf) for n, leaf in enumerate(args.leaves) if n not in stable}
     return RecordedCall(
-        recording, read, given.shape, given.settings, others, staying, bits, weights,
-        _versions(weights), shape,
+        recording, captured, args.structure, args.settings, signatures, stable, bits, weights,
+        _versions(weights), structure,
     )  # fmt: skip
 
 
-def _versions(weights: Homes) -> list[int]:
-    return [home[name]._version for home, name in weights]
+def _versions(weights: Slots) -> list[int]:
+    return [owner[name]._version for owner, name in weights]

@@ -1,4 +1,4 @@
-"""How much blocks keep for the backward pass: within a budget, and the others recompute it."""
+"""Activation memory of blocks: those within a budget keep it, the others recompute."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from torch import Tensor, nn
 class Budget:
     """Bytes that the blocks of a model may keep for their backward pass.
 
-    Who comes first keeps: a block's first call with gradients, and any with more numbers than
-    before, is run once more than needed to count what it keeps.
+    Blocks keep tensors in the order of their first calls. To count its bytes, a block's first
+    call with gradients, and each call with larger inputs than before, is run one more time.
 
     Attributes:
-        limit: bytes of all blocks together, each called once; 0 is none, infinity all of it.
+        limit: bytes of all blocks together, each called once; 0 keeps nothing, infinity all.
     """
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        # the numbers of the largest inputs so far, and the bytes kept then, by block
+        # elements of the largest inputs so far, and the bytes saved for them, by block
         self._blocks: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = (
             weakref.WeakKeyDictionary()
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Budget, (self.limit,)  # a copy's blocks are others
+        return Budget, (self.limit,)  # a copied model has other blocks
 
     def keeps(self, block: nn.Module, call: Callable[[], Any], tensors: Sequence[Tensor]) -> bool:
-        """Whether a block keeps what the backward pass of such a call needs."""
+        """True if a block keeps the tensors saved for the backward pass of such a call."""
         if self.limit in (0, math.inf):  # nothing to count
             return self.limit > 0
         size = sum(t.numel() for t in tensors)
-        largest, kept = self._blocks.get(block, (-1, 0))
+        largest, saved = self._blocks.get(block, (-1, 0))
         if size > largest:
             self._blocks.pop(block, None)
-            others = sum(each for _, each in self._blocks.values())
-            kept = _kept(block, call, tensors) if others < self.limit else 0
-            kept = kept if others + kept <= self.limit else 0
-            self._blocks[block] = size, kept
-        return kept > 0
+            others = sum(nbytes for _, nbytes in self._blocks.values())
+            saved = _saved_bytes(block, call, tensors) if others < self.limit else 0
+            saved = saved if others + saved <= self.limit else 0
+            self._blocks[block] = size, saved
+        return saved > 0
 
 
-def _kept(block: nn.Module, call: Callable[[], Any], tensors: Sequence[Tensor]) -> int:
-    """Bytes that a call keeps for its backward pass besides its inputs and parameters."""
-    given = {t.untyped_storage().data_ptr() for t in (*tensors, *block.parameters())}
+def _saved_bytes(block: nn.Module, call: Callable[[], Any], tensors: Sequence[Tensor]) -> int:
+    """Bytes that a call saves for its backward pass, without its inputs and parameters."""
+    excluded = {t.untyped_storage().data_ptr() for t in (*tensors, *block.parameters())}
     storages: dict[int, int] = {}
 
     def packed(tensor: Tensor) -> Tensor:
@@ -61,6 +61,6 @@ def _kept(block: nn.Module, call: Callable[[], Any], tensors: Sequence[Tensor]) 
         torch.random.fork_rng(devices=devices),
         torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor),
     ):
-        result = call()  # held until all is counted: freed memory would be counted twice
+        result = call()  # alive until all is counted, so that no memory is reused
     del result
-    return sum(size for place, size in storages.items() if place not in given)
+    return sum(size for address, size in storages.items() if address not in excluded)

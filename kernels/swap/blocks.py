@@ -1,7 +1,7 @@
-"""Blocks around MSA and pairs: AF2's, fused, and those of AF3-class models, recorded whole.
+"""Blocks of MSA and pairs: AF2's, fused, and those of AF3-class models, recorded as a whole.
 
-Dropout and residual join the op before them. A swapped block calls the ops directly with its
-modules' parameters: forward hooks on the modules inside do not fire.
+Dropout and residual are fused into the op before them. A swapped block calls the ops directly with
+its modules' parameters: forward hooks on the modules inside do not fire.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from evofeed.kernels.ops.pair_bias.op import pair_bias_fits
 from evofeed.kernels.swap.forms import Dropout, Form, Part
 from evofeed.kernels.swap.msa import (
     add_outer_product,
-    attend_globally,
-    attend_rows,
-    average,
-    outer_product,
     outer_product_weights,
     row_attention,
+    run_global_attention,
+    run_outer_product_mean,
+    run_row_attention,
+    run_weighted_average,
 )
-from evofeed.kernels.swap.pair_blocks import TRIANGLES, drop_mask, pairs_as_boltz, pairs_with_layers
+from evofeed.kernels.swap.pair_blocks import TRIANGLES, drop_mask, run_boltz_pairs, run_pair_stack
 from evofeed.kernels.swap.parameters import attention_weights, covers, four_axes, shaped, three_axes
-from evofeed.kernels.swap.tokens import attend_tokens
-from evofeed.kernels.swap.transitions import transit, transit_gated, updated
-from evofeed.kernels.swap.triangles import attended
+from evofeed.kernels.swap.tokens import run_token_attention
+from evofeed.kernels.swap.transitions import add_transition, run_swiglu, run_transition
+from evofeed.kernels.swap.triangles import fused_attention
 
 
-def evoform(
+def run_evoformer_block(
     block: Any, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor,
-    late: tuple[Any, ...] = (), inplace_safe: bool = False, **options: Any,
+    extra_args: tuple[Any, ...] = (), inplace_safe: bool = False, **options: Any,
 ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
     """An Evoformer or extra-MSA block."""
     row, flat = block.msa_att_row, four_axes(m)
     weights, heads = attention_weights(row.layer_norm_m, row.mha), row.mha.no_heads
     fits = (
         not inplace_safe
-        and not late
+        and not extra_args
         and covers(msa_mask, m)
         and gated_attention_fits(flat, weights, heads)
         and pair_bias_fits(four_axes(z), row.linear_z.weight)
@@ -52,17 +52,17 @@ def evoform(
     if block.opm_first:
         z, m = add_outer_product(block.outer_product_mean, m, z, msa_mask)
         flat = four_axes(m)
-    made = row_attention(
+    result = row_attention(
         row, flat, z, three_axes(msa_mask), residual=True,
         drop_mask=drop_mask(block.msa_dropout_layer, flat, flat.shape[2]),
     )  # fmt: skip
-    assert made is not None and made[1] is not None
-    z, m = made[1], shaped(made[0], m)
+    assert result is not None and result[1] is not None
+    z, m = result[1], shaped(result[0], m)
     m = _column_attention(getattr(block, "msa_att_col", None), m, msa_mask)
     masked = options.get("_mask_trans", True)
     if hasattr(block, "_masks_msa"):
         masked = block._masks_msa(masked)
-    m = updated(block.msa_transition, m, msa_mask if masked else None)
+    m = add_transition(block.msa_transition, m, msa_mask if masked else None)
     if not block.opm_first:
         z, m = add_outer_product(block.outer_product_mean, m, z, msa_mask)
     return m, block.pair_stack(z, pair_mask, **options)
@@ -73,10 +73,10 @@ def _column_attention(module: Any, m: Tensor, mask: Tensor) -> Tensor:
         return m
     inner = getattr(module, "_msa_att", None)
     if inner is None:  # global attention
-        fused = attend_globally(module, m, mask, residual=True)
+        fused = run_global_attention(module, m, mask, residual=True)
         return m + module(m, mask) if fused is None else fused
     norm, mha = inner.layer_norm_m, inner.mha
-    update = attended(
+    update = fused_attention(
         m, attention_weights(norm, mha), mha.no_heads, mask, columns=True, residual=True,
         eps=norm.eps,
     )  # fmt: skip
@@ -84,42 +84,47 @@ def _column_attention(module: Any, m: Tensor, mask: Tensor) -> Tensor:
 
 
 _EVOFORMER: dict[str, Part] = {
-    "msa_att_row": attend_rows, "msa_transition": transit, "outer_product_mean": outer_product,
-    "pair_stack": pairs_with_layers, "msa_dropout_layer": Dropout(-3),
+    "msa_att_row": run_row_attention, "msa_transition": run_transition,
+    "outer_product_mean": run_outer_product_mean, "pair_stack": run_pair_stack,
+    "msa_dropout_layer": Dropout(-3),
 }  # fmt: skip
-for _column in ({}, {"msa_att_col": attend_globally}, {"msa_att_col._msa_att": attend_rows}):
+_GLOBAL, _COLUMNS = (
+    {"msa_att_col": run_global_attention},
+    {"msa_att_col._msa_att": run_row_attention},
+)
+for _column in ({}, _GLOBAL, _COLUMNS):
     Form(
-        evoform, {**_EVOFORMER, **_column}, ("m", "z", "msa_mask", "pair_mask"),
+        run_evoformer_block, {**_EVOFORMER, **_column}, ("m", "z", "msa_mask", "pair_mask"),
         ("SNm", "NNz", "SN", "NN"),
-        flags={"opm_first": bool, "ckpt": None},  # OpenFold's of extra MSA recomputes its parts
+        flags={"opm_first": bool, "ckpt": None},  # OpenFold's extra-MSA block recomputes its parts
     )  # fmt: skip
 
-# What is between the parts of these are sums of the single track and of the MSA, small beside the
-# pairs: their forward stays the project's, dropout included.
-_MSA: dict[str, Part] = {"outer_product_mean": outer_product, "pair_stack": pairs_with_layers}
+# Between the fused parts of these are sums of the single track and of the MSA, small compared with
+# the pairs: they keep the project's forward, dropout included.
+_MSA: dict[str, Part] = {"outer_product_mean": run_outer_product_mean, "pair_stack": run_pair_stack}
 Form(  # OpenFold3's `PairFormerBlock`
     None,
-    {"pair_stack": pairs_with_layers, "attn_pair_bias": attend_tokens,
-     "single_transition": transit_gated},
+    {"pair_stack": run_pair_stack, "attn_pair_bias": run_token_attention,
+     "single_transition": run_swiglu},
     ("s", "z", "single_mask", "pair_mask"),
 )  # fmt: skip
 Form(  # its `MSAModuleBlock`
     None,
-    {**_MSA, "msa_att_row": average, "msa_transition": transit_gated,
+    {**_MSA, "msa_att_row": run_weighted_average, "msa_transition": run_swiglu,
      "msa_dropout_layer": Dropout(-3)},
     ("m", "z", "msa_mask", "pair_mask"),
 )  # fmt: skip
 Form(None, _MSA, ("m", "z", "msa_mask", "pair_mask"))  # its last
 _BOLTZ: dict[str, Part] = {
-    "pair_weighted_averaging": average, "msa_transition": transit_gated,
-    "outer_product_mean": outer_product,
+    "pair_weighted_averaging": run_weighted_average, "msa_transition": run_swiglu,
+    "outer_product_mean": run_outer_product_mean,
 }  # fmt: skip
 for _pairs in (  # `MSALayer` of Boltz-2, and of Boltz-1
-    {"pairformer_layer": pairs_as_boltz}, {**TRIANGLES, "z_transition": transit_gated}
+    {"pairformer_layer": run_boltz_pairs}, {**TRIANGLES, "z_transition": run_swiglu}
 ):  # fmt: skip
     Form(None, {**_BOLTZ, **_pairs}, ("z", "m", "token_mask", "msa_mask"))
 
-# Steps of sampling: the modules of a diffusion model that take noised atoms to denoised ones.
+# Denoising steps: the modules of a diffusion model that predict denoised atoms from noised ones.
 _STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (  # OpenFold3
         "diffusion_conditioning atom_attn_enc layer_norm_s linear_s diffusion_transformer "
@@ -146,5 +151,5 @@ _STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
          "multiplicity"),
     ),
 )  # fmt: skip
-for _children, _given in _STEPS:
-    Form(None, dict.fromkeys(_children.split(), nn.Module), _given, denoises=True)
+for _children, _arguments in _STEPS:
+    Form(None, dict.fromkeys(_children.split(), nn.Module), _arguments, denoises=True)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""What share of a step's GPU time is spent in swapped modules, measured."""
+"""Measured share of a step's GPU time in swapped modules."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def swapped_share(model: nn.Module, step: Callable[[], Any]) -> float:
     """Share of the GPU time of one step that swapped modules take, forward and backward.
 
     Args:
-        model: a model that `to_fused` has seen.
-        step: runs the model once, and its backward pass if that is to count. It is
-            called twice; the first call compiles. Without a GPU it is CPU time that counts;
-            modules with CUDA graphs run without them.
+        model: a model after `to_fused`.
+        step: runs the model once, with its backward pass if that is to count. It is
+            called twice; the first call compiles. Without a GPU, CPU time is measured.
+            Modules with CUDA graphs run without them.
 
     Returns:
         0 to 1; 0 if nothing was measured.
@@ -32,27 +32,24 @@ def swapped_share(model: nn.Module, step: Callable[[], Any]) -> float:
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     step()
-    with paused(), _marked(model), profile(activities=activities, acc_events=True) as measured:
+    with paused(), _marked(model), profile(activities=activities, acc_events=True) as profiler:
         step()
         if on_gpu:
             torch.cuda.synchronize()
-    events = [e for e in measured.events() if e.device_type == torch.autograd.DeviceType.CPU]  # type: ignore[attr-defined]
-    ours = {e.sequence_nr for e in events if e.sequence_nr >= 0 and _inside(e)}
+    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CPU]  # type: ignore[attr-defined]
+    swapped = {e.sequence_nr for e in events if e.sequence_nr >= 0 and _inside(e)}
     total = inside = 0.0
     for event in events:
-        spent = (
-            sum(kernel.duration for kernel in event.kernels)
-            if on_gpu
-            else event.self_cpu_time_total
-        )
+        on_device = sum(kernel.duration for kernel in event.kernels)
+        spent = on_device if on_gpu else event.self_cpu_time_total
         total += spent
-        if spent and (_inside(event) or _backward_number(event) in ours):
+        if spent and (_inside(event) or _backward_number(event) in swapped):
             inside += spent
     return inside / total if total else 0.0
 
 
 def _inside(event: Any) -> bool:
-    """Whether an event is in the forward of a swapped module."""
+    """True if an event is in the forward of a swapped module."""
     while event is not None:
         if event.name == _RANGE:
             return True
@@ -71,7 +68,7 @@ def _backward_number(event: Any) -> int | None:
 
 @contextmanager
 def _marked(model: nn.Module) -> Iterator[None]:
-    """Puts every outermost call of a swapped module into a profiler range."""
+    """Marks every call of a swapped module with a profiler range."""
     open_ranges: list[Any] = []
 
     def enter(module: nn.Module, arguments: Any) -> None:

@@ -1,7 +1,7 @@
-"""What a fused forward is declared for: forms of modules, and how a module is recognised.
+"""Forms of modules that have a fused forward, and how a module is recognised.
 
-A rule that took a module by some of its names would silently change what it computes, or break
-it. So whatever is not known of a module keeps it as it is, and the report says what that was.
+Recognising a module by only some of its names could silently change its results, or break it. So
+a module with anything unknown is not swapped, and the report gives the reason.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.runtime.private_apis import constant_when_compiled
 
-# These pick another implementation of the same maths, or how much of it is done at once.
+# These select another implementation of the same maths, or its chunk size.
 IGNORED = re.compile(
     r"chunk_\w+|ckpt_chunk_size|transition_ckpt_chunk_size|use_\w+|inplace_safe|"
     r"triangle_attention|triangle_multiplicative|_\w+"
 )
 WEIGHTLESS = frozenset({"sigmoid", "relu", "silu", "swish", "softmax_w", "softmax"})
 GLOBAL = "amstz"
-"""Channels that a block and its parts name alike: tokens, MSA, single, templates, pairs."""
+"""Letters with one size in a block and its parts: tokens, MSA, single, templates, pairs."""
 
 Run = Callable[..., Any]
 
@@ -38,7 +38,7 @@ class Linear(NamedTuple):
 
     Attributes:
         outputs, inputs: products of numbers and letters, "2e", each letter one size in a form.
-        bias: whether it has one; None for either.
+        bias: True if it has one; None for either.
     """
 
     outputs: str
@@ -51,7 +51,7 @@ class Norm(NamedTuple):
 
     Attributes:
         channels: a letter.
-        weight, bias: whether it has them; None for either.
+        weight, bias: True if it has them; None for either.
     """
 
     channels: str
@@ -73,24 +73,23 @@ class Form:
     """A form of module that has a fused forward.
 
     Attributes:
-        run: the fused forward, of the module and its arguments by name; None where it does not
-            take them. Without it the module's own forward calls its fused parts.
-        parts: what each module inside is, by its path: a layer, a norm, a module whose form has
-            this fused forward, one of a class, or one without weights (None).
-        arguments: of its forward: alternatives joined by "|", those that may be missing end in
-            "?"; what follows may only say how it is computed.
-        inputs: what it is tried with, by position: axes, N residues, S sequences, letters of
-            channels; without channels a mask, and None where it is empty. Without inputs it is
-            not tried.
-        heads: path of their number, the letter h.
-        flags: attributes that it must have, with their types or values.
-        options: what `run` is called with besides.
-        widths: paths of layers whose inputs are so many channels, by letter.
-        untried: what speaks against a module whose forward cannot be run.
-        recordable: whether its calls are recorded as CUDA graphs where it is outside of a block.
-            What atoms have too is not: every crop has another number of them.
-        denoises: whether it is a whole step of sampling, recorded while the model is in evaluation
-            mode; its own forward calls what is fused inside.
+        run: the fused forward, called with the module and its arguments by name; it returns None
+            for unsupported arguments. Without `run` the module's own forward calls its fused parts.
+        parts: the kind of each submodule, by path: a layer, a norm, a module whose form has this
+            fused forward, an instance of a class, or a module without weights (None).
+        arguments: names of the forward's arguments: alternatives joined by "|", optional ones with
+            "?". Further arguments may only select an implementation.
+        inputs: inputs of the trial, by position: axes, N residues, S sequences, letters of
+            channels; without channels a mask, None if empty. Without inputs there is no trial.
+        heads: path of the number of heads, the letter h.
+        flags: required attributes, with their types or values.
+        options: further arguments of `run`.
+        widths: paths of layers with so many input channels, by letter.
+        untried: returns the reason to keep a module whose forward cannot be run.
+        recordable: record its calls as CUDA graphs if it is not inside a block. False for modules
+            that atoms have too: the number of atoms differs between crops.
+        denoises: True for a complete denoising step, recorded while the model is in evaluation
+            mode; its own forward calls its fused parts.
     """
 
     run: Run | None
@@ -109,22 +108,22 @@ class Form:
         FORMS.append(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _declared, (FORMS.index(self),)  # it stays one object wherever it is sent
+        return _declared, (FORMS.index(self),)  # copies are the same object
 
     @functools.cached_property
-    def inside(self) -> dict[str, set[str]]:
-        """Names of the modules inside the module itself ("") and inside its parts."""
-        found: dict[str, set[str]] = {"": set()}
+    def children(self) -> dict[str, set[str]]:
+        """Names of the submodules of the module itself ("") and of its parts, by path."""
+        names_by_path: dict[str, set[str]] = {"": set()}
         for path in self.parts:
-            above = ""
+            parent = ""
             for name in path.split("."):
-                found.setdefault(above, set()).add(name)
-                above = f"{above}.{name}" if above else name
-        return found
+                names_by_path.setdefault(parent, set()).add(name)
+                parent = f"{parent}.{name}" if parent else name
+        return names_by_path
 
     @functools.cached_property
     def is_block(self) -> bool:
-        """Whether at least two of its parts have fused forwards of their own."""
+        """True if at least two of its parts have fused forwards."""
         return (
             sum(callable(part) and not isinstance(part, type) for part in self.parts.values()) > 1
         )
@@ -135,60 +134,55 @@ class Form:
 
     @functools.cached_property
     def _first(self) -> dict[str, str]:
-        """The first name of an argument that has several, by each."""
+        """The first of an argument's alternative names, by each name."""
         return {
             name: names.split("|")[0]
             for names in self.arguments if "|" in names for name in names.split("|")
         }  # fmt: skip
 
     def named(self, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name; `late` are those by position beyond the known ones."""
-        found = dict(zip(self._names, args, strict=False))
+        """The arguments of a call by name; `extra_args` are further positional ones."""
+        named = dict(zip(self._names, args, strict=False))
         for name, value in options.items():
-            found[self._first.get(name, name)] = value
-        found["late"] = args[len(self._names) :]
-        return found
+            named[self._first.get(name, name)] = value
+        named["extra_args"] = args[len(self._names) :]
+        return named
 
-    def of(self, module: Any) -> list[Any]:
-        """The parts of a module of this form."""
-        return [part_at(module, path) for path in self.parts]
-
-    def trouble(self, module: nn.Module) -> str | None:
-        """What is unknown of a module, or None."""
-        for path, names in self.inside.items():
+    def mismatch(self, module: nn.Module) -> str | None:
+        """The reason why a module is not of this form, or None."""
+        for path, names in self.children.items():
             inner = part_at(module, path)
             if missing := names - {name for name, _ in _present(inner)}:
                 return f"{path or 'it'} has no {', '.join(sorted(missing))}"
             if extra := {name for name, _ in _present(inner)} - WEIGHTLESS - names:
-                return f"has {_joined(path, extra)}: a form that no fused op knows"
-            if own := {name for name, _ in inner.named_parameters(recurse=False)}:
-                return f"has parameters of its own ({_joined(path, own)})"
-        for path, want in self.flags.items():
+                return f"has {_joined(path, extra)}: a form that no fused op supports"
+            if parameters := {name for name, _ in inner.named_parameters(recurse=False)}:
+                return f"has direct parameters ({_joined(path, parameters)})"
+        for path, expected in self.flags.items():
             value = _or_none(module, path)
-            known = isinstance(value, want) if isinstance(want, type | UnionType) else value == want
-            if not known:
-                return f"its {path} is {value!r}, which no fused op knows"
-        trouble = self._argument_trouble(module)
-        if trouble:
-            return trouble
+            is_type = isinstance(expected, type | UnionType)
+            if not (isinstance(value, expected) if is_type else value == expected):
+                return f"its {path} is {value!r}, which no fused op supports"
+        if mismatch := self._argument_mismatch(module):
+            return mismatch
         sizes = self.sizes(module)
         return sizes if isinstance(sizes, str) else None
 
-    def _argument_trouble(self, module: nn.Module) -> str | None:
+    def _argument_mismatch(self, module: nn.Module) -> str | None:
         parameters = list(inspect.signature(plain_class(module).forward).parameters.values())[1:]
-        left = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        unmatched = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
         for names in self.arguments:
-            if left and left[0] in names.rstrip("?").split("|"):
-                left.pop(0)
+            if unmatched and unmatched[0] in names.rstrip("?").split("|"):
+                unmatched.pop(0)
             elif not names.endswith("?"):
-                left = ["?"]
-        if all(map(IGNORED.fullmatch, left)):
+                unmatched = ["?"]
+        if all(map(IGNORED.fullmatch, unmatched)):
             return None
-        taken = ", ".join(p.name for p in parameters)
-        return f"its forward takes ({taken}), which no fused forward knows"
+        arguments = ", ".join(p.name for p in parameters)
+        return f"its forward takes ({arguments}), which no fused forward supports"
 
     def sizes(self, module: nn.Module) -> dict[str, int] | str:
-        """What the letters of the parts are, or what is unknown of the parts."""
+        """The size of each letter in the parts, or the reason why a part does not match."""
         sizes: dict[str, int] = {}
         if self.heads:
             heads = _or_none(module, self.heads)
@@ -198,14 +192,13 @@ class Form:
         for letter, path in self.widths.items():
             sizes[letter] = part_at(module, path).weight.shape[-1]
         for path, part in self.parts.items():
-            trouble = _part_trouble(path, part_at(module, path), part, sizes)
-            if trouble:
-                return trouble
+            if mismatch := _part_mismatch(path, part_at(module, path), part, sizes):
+                return mismatch
         return sizes
 
 
 FORMS: list[Form] = []
-"""All that are declared."""
+"""All declared forms."""
 
 
 def _declared(number: int) -> Form:
@@ -213,49 +206,49 @@ def _declared(number: int) -> Form:
 
 
 def form_of(module: nn.Module) -> Form | None:
-    """The form of a module, swapped already or not."""
+    """The form of a module, already swapped or not."""
     if isinstance(module, Fused):
         return module.form  # type: ignore[no-any-return]
-    return next((form for form in candidates(module) if form.trouble(module) is None), None)
+    return next((form for form in candidates(module) if form.mismatch(module) is None), None)
 
 
 def candidates(module: nn.Module) -> list[Form]:
-    """Forms all of whose parts a module has: those with most."""
+    """Forms whose parts the module has, of those the ones with the most parts."""
     if isinstance(module, torch.jit.ScriptModule):
         return []
     names = {name for name, _ in _present(module)}
-    fitting = [form for form in FORMS if form.inside[""] <= names]
-    most = max((len(form.inside[""]) for form in fitting), default=0)
-    return [form for form in fitting if len(form.inside[""]) == most]
+    fitting = [form for form in FORMS if form.children[""] <= names]
+    max_parts = max((len(form.children[""]) for form in fitting), default=0)
+    return [form for form in fitting if len(form.children[""]) == max_parts]
 
 
 def parts_of(module: nn.Module) -> list[Any]:
-    """The parts of a module of some form, in the order that the form declares."""
+    """The parts of a module, in the order of its form."""
     form = form_of(module)
     assert form is not None
-    return form.of(module)
+    return [part_at(module, path) for path in form.parts]
 
 
 def part_at(module: Any, path: str) -> Any:
-    """An attribute by its path; the module itself for none."""
+    """An attribute by its path; the module itself for an empty path."""
     for name in path.split(".") if path else ():
         module = getattr(module, name)
     return module
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
-    """The class of the module, before a swap if it was swapped."""
+    """The class of the module before a swap."""
     return module.torch_class if isinstance(module, Fused) else type(module)
 
 
-def turns_bias(module: Any) -> bool:
-    """Whether a triangle attention can be told to transpose its bias (OpenFold3 since 0.5)."""
+def transposes_bias(module: Any) -> bool:
+    """True if a triangle attention can transpose its bias (OpenFold3 since 0.5)."""
     kind: Any = plain_class(module)
-    return bool(_takes_turned_bias(kind))
+    return bool(_takes_transpose_bias(kind))
 
 
-@constant_when_compiled  # torch.compile would trace past the cache, and warn of it
-def _takes_turned_bias(kind: Any) -> bool:
+@constant_when_compiled  # torch.compile would ignore the cache, and warn
+def _takes_transpose_bias(kind: Any) -> bool:
     return _takes("transpose_bias", kind)
 
 
@@ -279,72 +272,72 @@ def _or_none(module: Any, path: str) -> Any:
         return None
 
 
-def _part_trouble(path: str, inner: Any, part: Part, sizes: dict[str, int]) -> str | None:
-    """What is unknown of one part, or None; fills `sizes`."""
+def _part_mismatch(path: str, inner: Any, part: Part, sizes: dict[str, int]) -> str | None:
+    """The reason why one part does not match, or None; fills `sizes`."""
     if isinstance(part, Linear):
-        return _linear_trouble(path, inner, part, sizes)
+        return _linear_mismatch(path, inner, part, sizes)
     if isinstance(part, Norm):
-        return _norm_trouble(path, inner, part, sizes)
+        return _norm_mismatch(path, inner, part, sizes)
     if isinstance(part, Dropout):
         shared = getattr(inner, "batch_dim", getattr(inner, "shared_dim", part.axis))
         if isinstance(getattr(inner, "r", None), float | int) and shared in (
             part.axis, [part.axis]
         ):  # fmt: skip
             return None
-        return f"{path} drops out in a way that no fused op knows"
+        return f"{path} has dropout that no fused op supports"
     if part is None:
-        return f"{path} has weights that no fused op knows" if [*inner.parameters()] else None
+        return f"{path} has weights that no fused op supports" if [*inner.parameters()] else None
     if isinstance(part, type):
         return None if isinstance(inner, part) else f"{path} is a {type(inner).__name__}"
     form = form_of(inner)
     if form is None or form.run is not part:
-        reasons = [each.trouble(inner) for each in candidates(inner) if each.run is part]
-        reason = next((each for each in reasons if each), "of a form that no fused op knows")
-        return f"{path} is not known: {reason}"
-    found = form.sizes(inner)
-    assert not isinstance(found, str)
-    for letter in found.keys() & set(GLOBAL):
-        if sizes.setdefault(letter, found[letter]) != found[letter]:
-            return f"{path} has {found[letter]} channels, not {sizes[letter]}"
+        reasons = [other.mismatch(inner) for other in candidates(inner) if other.run is part]
+        reason = next(filter(None, reasons), "of a form that no fused op supports")
+        return f"{path} is unknown: {reason}"
+    inner_sizes = form.sizes(inner)
+    assert not isinstance(inner_sizes, str)
+    for letter in inner_sizes.keys() & set(GLOBAL):
+        if sizes.setdefault(letter, inner_sizes[letter]) != inner_sizes[letter]:
+            return f"{path} has {inner_sizes[letter]} channels, not {sizes[letter]}"
     return None
 
 
-def _linear_trouble(path: str, layer: Any, part: Linear, sizes: dict[str, int]) -> str | None:
+def _linear_mismatch(path: str, layer: Any, part: Linear, sizes: dict[str, int]) -> str | None:
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
         return f"{path} is not a linear layer"
     products = (part.outputs, part.inputs)
-    if not all(map(_settled, (sizes, sizes), products, weight.shape)):
-        wanted = ", ".join(str(_product(sizes, product)) for product in products)
-        return f"{path}'s weight is {list(weight.shape)}, not [{wanted}]"
+    if not all(map(_settles, (sizes, sizes), products, weight.shape)):
+        expected = ", ".join(str(_evaluate(sizes, product)) for product in products)
+        return f"{path}'s weight is {list(weight.shape)}, not [{expected}]"
     present = getattr(layer, "bias", None) is not None
     if part.bias is not None and present != part.bias:
         return f"{path} has {'a' if present else 'no'} bias"
     return None
 
 
-def _norm_trouble(path: str, norm: Any, part: Norm, sizes: dict[str, int]) -> str | None:
-    for name, wanted in (("weight", part.weight), ("bias", part.bias)):
-        found = getattr(norm, name, None)
-        if wanted is not None and wanted != (found is not None):
-            return f"{path} has {'no' if wanted else 'a'} {name}"
-        if found is not None and not (
-            isinstance(found, Tensor) and found.dim() == 1
-            and _settled(sizes, part.channels, found.shape[0])
+def _norm_mismatch(path: str, norm: Any, part: Norm, sizes: dict[str, int]) -> str | None:
+    for name, expected in (("weight", part.weight), ("bias", part.bias)):
+        value = getattr(norm, name, None)
+        if expected is not None and expected != (value is not None):
+            return f"{path} has {'no' if expected else 'a'} {name}"
+        if value is not None and not (
+            isinstance(value, Tensor) and value.dim() == 1
+            and _settles(sizes, part.channels, value.shape[0])
         ):  # fmt: skip
             return f"{path} has no {name} of {sizes.get(part.channels)} channels"
     return None if isinstance(getattr(norm, "eps", None), float) else f"{path} has no eps"
 
 
-def _product(sizes: dict[str, int], product: str) -> int:
-    """A product, of letters that are known."""
+def _evaluate(sizes: dict[str, int], product: str) -> int:
+    """Value of a product; unknown letters count as 1."""
     return math.prod(int(x) if x.isdigit() else sizes.get(x, 1) for x in product)
 
 
-def _settled(sizes: dict[str, int], product: str, size: int) -> bool:
-    """Whether a size is this product; its letter that was not known yet becomes what is left."""
-    known, new = _product(sizes, product), [x for x in product if x.isalpha() and x not in sizes]
-    if new and size % known == 0:
-        sizes[new[0]] = size // known
+def _settles(sizes: dict[str, int], product: str, size: int) -> bool:
+    """True if the size is this product; sets a letter that has no size yet."""
+    factor, new = _evaluate(sizes, product), [x for x in product if x.isalpha() and x not in sizes]
+    if new and size % factor == 0:
+        sizes[new[0]] = size // factor
         return True
-    return known == size and not new
+    return factor == size and not new

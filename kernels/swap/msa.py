@@ -24,55 +24,54 @@ from evofeed.kernels.swap.parameters import (
     attention_weights,
     covers,
     four_axes,
+    mask_fits,
     shaped,
     three_axes,
-    within,
 )
-from evofeed.kernels.swap.triangles import attended, attention_parts
+from evofeed.kernels.swap.triangles import attention_parts, fused_attention
 
 
 def row_attention(
     module: Any, m: Tensor, z: Tensor | None, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Fused attention along the last position axis of m, and z for later ops.
+    """Fused attention along the last position axis of m, and z for later ops; or None.
 
-    None where it does not fit. Options (residual, drop_mask) go to `gated_attention`; of z see
-    `pair_bias_with_input`.
+    Options (residual, drop_mask) go to `gated_attention`; for z see `pair_bias_with_input`.
     """
     norm, mha = module.layer_norm_m, module.mha
     weights, heads = attention_weights(norm, mha), mha.no_heads
     if z is not None:
-        fits = within(mask, m) and gated_attention_fits(four_axes(m), weights, heads)
+        fits = mask_fits(mask, m) and gated_attention_fits(four_axes(m), weights, heads)
         if not (fits and pair_bias_fits(four_axes(z), module.linear_z.weight)):
             return None
-        scale, of_z = float((weights.q.shape[0] // heads) ** 0.5), module.layer_norm_z
+        scale, norm_z = float((weights.q.shape[0] // heads) ** 0.5), module.layer_norm_z
         bias, pairs = pair_bias_with_input(
-            four_axes(z), of_z.weight, of_z.bias, module.linear_z.weight, of_z.eps, scale
+            four_axes(z), norm_z.weight, norm_z.bias, module.linear_z.weight, norm_z.eps, scale
         )
         z, options = shaped(pairs, z), {**options, "bias": bias, "bias_scale": scale}
-    update = attended(m, weights, heads, mask, eps=norm.eps, **options)
+    update = fused_attention(m, weights, heads, mask, eps=norm.eps, **options)
     return None if update is None else (update, z)
 
 
-def attend_rows(
-    module: Any, m: Tensor, z: Tensor | None = None, mask: Tensor | None = None, **how: Any
+def run_row_attention(
+    module: Any, m: Tensor, z: Tensor | None = None, mask: Tensor | None = None, **options: Any
 ) -> Tensor | None:
-    """Row attention with pair bias, or the plain one inside column attention."""
-    made = row_attention(module, m, z, mask)
-    return None if made is None else made[0]
+    """Row attention with pair bias, or the attention without bias inside column attention."""
+    result = row_attention(module, m, z, mask)
+    return None if result is None else result[0]
 
 
 _ROWS: dict[str, Part] = {"layer_norm_m": Norm("m"), **attention_parts("m")}
 _BIAS: dict[str, Part] = {"layer_norm_z": Norm("z"), "linear_z": Linear("h", "z")}
-Form(attend_rows, _ROWS, ("m", "z", "mask"), ("SNm", "", "SN"), heads="mha.no_heads")
+Form(run_row_attention, _ROWS, ("m", "z", "mask"), ("SNm", "", "SN"), heads="mha.no_heads")
 Form(
-    attend_rows, {**_ROWS, **_BIAS}, ("m", "z", "mask"), ("SNm", "NNz", "SN"),
+    run_row_attention, {**_ROWS, **_BIAS}, ("m", "z", "mask"), ("SNm", "NNz", "SN"),
     heads="mha.no_heads",
 )  # fmt: skip
 
 
-def attend_globally(
-    module: Any, m: Tensor, mask: Tensor | None = None, residual: bool = False, **how: Any
+def run_global_attention(
+    module: Any, m: Tensor, mask: Tensor | None = None, residual: bool = False, **options: Any
 ) -> Tensor | None:
     """Global column attention."""
     norm, mha, flat = module.layer_norm_m, module.global_attention, four_axes(m)
@@ -88,7 +87,7 @@ def attend_globally(
 
 
 Form(
-    attend_globally,
+    run_global_attention,
     {"layer_norm_m": Norm("m"), "global_attention.linear_q": Linear("hd", "m"),
      "global_attention.linear_k": Linear("d", "m"), "global_attention.linear_v": Linear("d", "m"),
      "global_attention.linear_g": Linear("hd", "m", True),
@@ -97,34 +96,34 @@ Form(
 )  # fmt: skip
 
 
-def average(
-    module: Any, m: Tensor, z: Tensor, mask: Tensor | None = None, **how: Any
+def run_weighted_average(
+    module: Any, m: Tensor, z: Tensor, mask: Tensor | None = None, **options: Any
 ) -> Tensor | None:
     """Pair-weighted averaging."""
     norm_m, norm_z, pair, v, g, o = parts_of(module)
     weights = AverageWeights(norm_m.weight, norm_m.bias, v.weight, g.weight, o.weight)
     flat, pairs = four_axes(m), four_axes(z)
     heads = pairs.new_empty((1, pair.weight.shape[0], 1, 1))
-    fits = flat.shape[0] == pairs.shape[0] and within(mask, z)
+    fits = flat.shape[0] == pairs.shape[0] and mask_fits(mask, z)
     if not (fits and weighted_average_fits(flat, heads, weights)):
         return None
     bias = pair_bias(pairs, norm_z.weight, norm_z.bias, pair.weight, norm_z.eps).float()
     if mask is not None:
-        masked = module.inf * (mask.expand(z.shape[:-1]).float() - 1)
-        bias = bias + masked.reshape(pairs.shape[:-1])[:, None]
+        mask_bias = module.inf * (mask.expand(z.shape[:-1]).float() - 1)
+        bias = bias + mask_bias.reshape(pairs.shape[:-1])[:, None]
     update = weighted_average(flat, torch.softmax(bias, -1), weights, eps=norm_m.eps)
     return shaped(update, m)
 
 
-for _masked, _named in (
+for _masked, _names in (
     (True, ("norm_m", "norm_z", "proj_z", "proj_m", "proj_g", "proj_o")),
     (True, ("layer_norm_m", "layer_norm_z", "linear_z", "linear_v", "linear_g", "linear_o")),
     (False, ("layernorm_m", "layernorm_z", "linear_no_bias_z", "linear_no_bias_mv",
              "linear_no_bias_mg", "linear_no_bias_out")),
 ):  # fmt: skip
     Form(
-        average,
-        dict(zip(_named, (Norm("m"), Norm("z"), Linear("h", "z"), Linear("hd", "m"),
+        run_weighted_average,
+        dict(zip(_names, (Norm("m"), Norm("z"), Linear("h", "z"), Linear("hd", "m"),
                           Linear("hd", "m"), Linear("m", "hd")), strict=True)),
         ("m", "z", "mask") if _masked else ("m", "z"),
         ("SNm", "NNz", "NN") if _masked else ("SNm", "NNz"),
@@ -144,21 +143,21 @@ def outer_product_weights(module: Any, divides_bias: bool = True) -> OuterWeight
 def add_outer_product(
     module: Any, m: Tensor, z: Tensor, mask: Tensor, others: Others | None = None
 ) -> tuple[Tensor, Tensor]:
-    """z plus the outer product mean of m, which must fit; and m for later ops.
+    """z plus the outer product mean of m, which must be supported; and m for later ops.
 
-    With `others`, of columns of the MSA and rows of the pairs: see `outer_product_mean_with_input`.
+    With `others` for columns of the MSA and rows of the pairs: see `outer_product_mean_with_input`.
     """
     rows = three_axes(mask)
     assert rows is not None
-    found, columns = outer_product_mean_with_input(
+    pairs, columns = outer_product_mean_with_input(
         four_axes(m), outer_product_weights(module), rows, z=four_axes(z), eps=module.eps,
         norm_eps=module.layer_norm.eps, others=others,
     )  # fmt: skip
-    return shaped(found, z), shaped(columns, m)
+    return shaped(pairs, z), shaped(columns, m)
 
 
-def outer_product(
-    module: Any, m: Tensor, mask: Tensor | None = None, divides_bias: bool = True, **how: Any
+def run_outer_product_mean(
+    module: Any, m: Tensor, mask: Tensor | None = None, divides_bias: bool = True, **options: Any
 ) -> Tensor | None:
     """Outer product mean; Boltz's is W (outer / max(count, 1)) + bias."""
     weights, flat = outer_product_weights(module, divides_bias), four_axes(m)
@@ -177,13 +176,13 @@ def outer_product(
 
 
 Form(
-    outer_product,
+    run_outer_product_mean,
     {"layer_norm": Norm("m"), "linear_1": Linear("e", "m", None),
      "linear_2": Linear("e", "m", None), "linear_out": Linear("z", "ee", True)},
     ("m", "mask"), ("SNm", "SN"), flags={"eps": float},
 )  # fmt: skip
 Form(
-    outer_product,
+    run_outer_product_mean,
     {"norm": Norm("m"), "proj_a": Linear("e", "m"), "proj_b": Linear("e", "m"),
      "proj_o": Linear("z", "ee", True)},
     ("m", "mask"), ("SNm", "SN"), options={"divides_bias": False},

@@ -20,50 +20,50 @@ def attention_weights(norm: Any, mha: Any, pair: Tensor | None = None) -> Attent
 
 
 def halves(weight: Any) -> Any:
-    """Both halves of a parameter; it twice if it is None, or quantised: no op will take it then."""
+    """Both halves of a parameter; twice the parameter if no op takes it (None or quantised)."""
     if weight is None or is_wrapper_subclass(weight):
         return weight, weight
     return weight.chunk(2)
 
 
 def four_axes(x: Tensor) -> Tensor:
-    """`[B, I, J, C]` view of `[..., I, J, C]`; x itself where it is that: a view costs 10 us."""
+    """`[B, I, J, C]` view of `[..., I, J, C]`; x itself if it has four axes: a view costs 10 us."""
     return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
 
 
-def three_axes(mask: Tensor | None, of: Tensor | None = None) -> Tensor | None:
-    """`[B, I, J]` view of `[..., I, J]`, or None; broadcast to the positions `of` a tensor."""
-    if mask is not None and of is not None and mask.shape != of.shape[:-1]:
-        mask = mask.expand(of.shape[:-1])
+def three_axes(mask: Tensor | None, like: Tensor | None = None) -> Tensor | None:
+    """`[B, I, J]` view of `[..., I, J]`, or None; broadcast to the positions of `like`."""
+    if mask is not None and like is not None and mask.shape != like.shape[:-1]:
+        mask = mask.expand(like.shape[:-1])
     if mask is None or mask.dim() == 3:
         return mask
     return mask.reshape(-1, *mask.shape[-2:])
 
 
-def alike(a: Tensor, s: Tensor | None) -> bool:
-    """Whether both are of one type, or autocast makes them so; else PyTorch's rules decide."""
+def same_dtype(a: Tensor, s: Tensor | None) -> bool:
+    """True if both have one dtype, or autocast casts them; else PyTorch's promotion decides."""
     return s is None or a.dtype is s.dtype or torch.is_autocast_enabled(a.device.type)
 
 
-def spreads(part: torch.Size, whole: torch.Size) -> bool:
-    """Whether sizes can be expanded to those of the whole."""
-    if part == whole:
+def expands_to(sizes: torch.Size, full: torch.Size) -> bool:
+    """True if sizes can be expanded to the full ones."""
+    if sizes == full:
         return True
-    missing = len(whole) - len(part)
-    return missing >= 0 and all(a in (1, b) for a, b in zip(part, whole[missing:], strict=True))
+    missing = len(full) - len(sizes)
+    return missing >= 0 and all(a in (1, b) for a, b in zip(sizes, full[missing:], strict=True))
 
 
-def within(mask: Tensor | None, x: Tensor) -> bool:
-    """Whether a mask is of the positions of x or fewer, and no gradient of it is wanted.
+def mask_fits(mask: Tensor | None, x: Tensor) -> bool:
+    """True if a mask can be expanded to the positions of x, and needs no gradient.
 
-    A larger one makes the result larger.
+    A larger mask would make the result larger.
     """
-    return mask is None or (not mask.requires_grad and spreads(mask.shape, x.shape[:-1]))
+    return mask is None or (not mask.requires_grad and expands_to(mask.shape, x.shape[:-1]))
 
 
 def covers(mask: Tensor | None, m: Tensor) -> bool:
-    """Whether a mask has every sequence and position of an MSA: broadcast, it would count fewer."""
-    return mask is None or (mask.shape[-2:] == m.shape[-3:-1] and within(mask, m))
+    """True if a mask has every sequence and position of an MSA: broadcast, it would count fewer."""
+    return mask is None or (mask.shape[-2:] == m.shape[-3:-1] and mask_fits(mask, m))
 
 
 def shaped(x: Tensor, like: Tensor) -> Tensor:

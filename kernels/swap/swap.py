@@ -2,9 +2,9 @@
 
 A swapped module keeps its identity: only its class changes, to a subclass of
 its own class with another `forward`. So parameters, hooks, tied modules,
-optimizers, DDP wrappers and state_dict keys stay as they were, and
-`isinstance` still holds. What a fused forward cannot take (a CPU tensor, an
-odd dtype, an argument it does not know) it hands to the original forward.
+optimizers, DDP wrappers and state_dict keys do not change, and `isinstance`
+still holds. For unsupported arguments (a CPU tensor, an unusual dtype, an
+unknown option) a fused forward calls the original forward.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from evofeed.kernels.drop_ins import layer_norm, lstm, multihead_attention
-from evofeed.kernels.fused_module import Fused, FusedForm, fuse, swapped_here, unfuse
+from evofeed.kernels.fused_module import Fused, FusedForm, fuse, is_generated, unfuse
 from evofeed.kernels.graphs.keeping import Budget
 from evofeed.kernels.runtime.private_apis import no_modes
 from evofeed.kernels.swap import blocks, trial  # noqa: F401  # blocks: declares all forms
@@ -29,19 +29,18 @@ from evofeed.kernels.swap.forms import Form, candidates
 Model = TypeVar("Model", bound=nn.Module)
 
 Rule = Callable[[nn.Module], "type[Fused] | str | None"]
-"""Looks at a module and answers with its fused form, a reason to keep it, or None."""
+"""Returns the fused class of a module, a reason to keep the module, or None."""
 
 RULES: list[Rule] = [lstm.rule, multihead_attention.rule, layer_norm.rule]
-"""Asked in this order about modules of no declared form; the first answer counts."""
+"""Applied in this order to modules without a declared form; the first result counts."""
 
 
 class SwapReport:
-    """What one walk changed.
+    """The modules that `to_fused` swapped and kept.
 
     Attributes:
-        swapped: qualified names of the modules that are fused now.
-        kept: names of modules that look fusable but override `forward` or have
-            an odd shape, with the reason.
+        swapped: qualified names of the fused modules.
+        kept: names of modules that resemble a fusable one but differ, with the reason.
         gpu_share: share of a step's GPU time in swapped modules, once measured.
     """
 
@@ -57,12 +56,12 @@ class SwapReport:
 
     def __repr__(self) -> str:
         share = "" if self.gpu_share is None else f", {self.gpu_share:.1%} of the GPU time"
-        kept = f"{len(self.kept)} kept: {self.kept}" if self.kept else "none kept"
-        return f"SwapReport({len(self.swapped)} swapped{share}, {kept})"
+        reasons = f"{len(self.kept)} kept: {self.kept}" if self.kept else "none kept"
+        return f"SwapReport({len(self.swapped)} swapped{share}, {reasons})"
 
 
 def _walk(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [  # a script's forward is compiled already
+    return [  # the forward of a script is already compiled
         (name, module) for name, module in model.named_modules()
         if not isinstance(module, torch.jit.ScriptModule)
     ]  # fmt: skip
@@ -74,34 +73,33 @@ def to_fused(
 ) -> Model:  # fmt: skip
     """Swaps every module of `model` that has a fused form, in place, and returns it.
 
-    Idempotent; reaches modules inside DDP or other wrappers, and a module that
-    is used in several places once. state_dict keys do not change.
+    Idempotent; includes modules inside DDP or other wrappers, and shared modules once. state_dict
+    keys do not change.
 
     Args:
         model: any module.
-        report: filled with what was swapped and what was kept, if given.
+        report: filled with the swapped and the kept modules, if given.
         cuda_graphs: record each outermost fused module at its first call with inputs of a
             shape (in evaluation mode, without gradients, at the ninth in a row), and replay it
             from then on (see `graphs/recorded.py`): for loops that call the model eagerly. Calls
-            that cannot be recorded run as they would without, and one warning says why.
-        keep: what is kept of a forward pass for its backward pass, in place of the checkpointing
-            that the model's own stacks of blocks were set to: "all" of it, the inputs of
-            "blocks" alone, or as much as fits into so many GB, and of the other blocks their
-            inputs. None leaves that to the model.
+            that cannot be recorded run eagerly, with one warning that gives the reason.
+        keep: the part of a forward pass kept for its backward pass, in place of the checkpointing
+            of the model's stacks of blocks: "all", only the inputs of "blocks", or a number of GB
+            beyond which blocks keep only their inputs. None leaves this to the model.
     """
     report = SwapReport() if report is None else report
     budget = None if keep is None else Budget(_bytes(keep))
     outer: list[str] = []  # prefixes of the modules that are recorded, or have a budget
     for _, module in _walk(model):
         _restore_checkpoints(module)
-        if swapped_here(module):  # what is inside may have changed since: all is looked at anew
+        if is_generated(module):  # submodules may have changed since: checked again
             unfuse(module)
     wrapped = [
         (module, vars(module).pop("forward")) for _, module in _walk(model) if _is_wrapped(module)
     ]
     for name, module in _walk(model):
-        with _usual_defaults():
-            answer = module.mixin if isinstance(module, Fused) else _answer(module)
+        with _default_settings():
+            answer = module.mixin if isinstance(module, Fused) else _form_or_reason(module)
         if isinstance(answer, str):
             report.kept[name] = answer
         elif isinstance(answer, Form) and answer.denoises:
@@ -118,7 +116,7 @@ def to_fused(
             report.swapped.append(name)
     for module, forward in wrapped:
         if getattr(module, "budget", None) is None:
-            vars(module)["forward"] = _rewrapped(module, forward)
+            vars(module)["forward"] = _rewrap(module, forward)
         else:
             vars(module)["_checkpointed"] = {"forward": forward}
     if budget is not None:
@@ -136,26 +134,27 @@ def _bytes(keep: float | str) -> float:
 
 
 CHECKPOINTED = {"blocks_per_ckpt": None, "activation_checkpointing": False}
-"""Attributes of stacks of OpenFold, OpenFold3, Protenix and Boltz-2, and what switches them off."""
+"""Checkpointing attributes of OpenFold, OpenFold3, Protenix and Boltz-2, and their off values."""
 
 
 def _stop_checkpoints(stack: nn.Module) -> None:
-    """Switches its checkpointing off if each of its blocks has a budget."""
+    """Switches the checkpointing of a stack off if all its blocks have a budget."""
     lists = [inner for inner in stack.children() if isinstance(inner, nn.ModuleList)]
-    inside = [block for each in lists for block in each]
+    inside = [block for children in lists for block in children]
     if inside and all(isinstance(b, Fused) and b.budget is not None for b in inside):
-        own = {name: vars(stack)[name] for name in CHECKPOINTED if name in vars(stack)}
-        vars(stack).update({"_checkpointed": own} | {name: CHECKPOINTED[name] for name in own})
+        names = CHECKPOINTED.keys() & vars(stack).keys()
+        settings = {name: vars(stack)[name] for name in names}
+        vars(stack).update({name: CHECKPOINTED[name] for name in names}, _checkpointed=settings)
 
 
 def _is_wrapped(block: nn.Module) -> bool:
-    """Whether it is an activation checkpoint of fairscale's, as blocks of Boltz-1 are."""
+    """True for a block in an activation checkpoint of fairscale, as in Boltz-1."""
     forward = vars(block).get("forward")
     return isinstance(forward, functools.partial) and "fairscale" in forward.func.__module__
 
 
-def _rewrapped(block: nn.Module, forward: functools.partial[Any]) -> functools.partial[Any]:
-    """The checkpoint around the forward that the block has now."""
+def _rewrap(block: nn.Module, forward: functools.partial[Any]) -> functools.partial[Any]:
+    """The checkpoint around the block's current forward."""
     return functools.partial(forward.func, type(block).forward, *forward.args[1:])
 
 
@@ -164,8 +163,8 @@ def _restore_checkpoints(stack: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _usual_defaults() -> Iterator[None]:
-    """New tensors are float32 on the CPU, whatever the program around makes them."""
+def _default_settings() -> Iterator[None]:
+    """Makes new tensors float32 on the CPU, whatever the program's defaults are."""
     dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float32)
@@ -175,23 +174,23 @@ def _usual_defaults() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-def _answer(module: nn.Module) -> Form | type[Fused] | str | None:
-    unknown, tried = list[str](), list[str]()
+def _form_or_reason(module: nn.Module) -> Form | type[Fused] | str | None:
+    mismatches, differences = list[str](), list[str]()
     for form in candidates(module):
         try:
-            trouble = form.trouble(module)
+            mismatch = form.mismatch(module)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
-            trouble = f"has a part that no fused op knows: {error}"  # beyond what a form expects
-        if trouble is not None:
-            unknown.append(trouble)
-        elif (trouble := trial.trouble(module, form)) is None:
+            mismatch = f"has a part that no fused op supports: {error}"  # a part unlike any form
+        if mismatch is not None:
+            mismatches.append(mismatch)
+        elif (mismatch := trial.mismatch(module, form)) is None:
             return form
         else:
-            tried.append(trouble)
-    if unknown or tried:
-        return "; ".join(dict.fromkeys(tried or unknown))
+            differences.append(mismatch)
+    if mismatches or differences:
+        return "; ".join(dict.fromkeys(differences or mismatches))
     found = next((found for rule in RULES if (found := rule(module)) is not None), None)
-    return trial.unreadable(module) or found if isinstance(found, type) else found
+    return trial.unreadable_weight(module) or found if isinstance(found, type) else found
 
 
 def to_torch(model: Model) -> Model:
@@ -201,5 +200,5 @@ def to_torch(model: Model) -> Model:
         if isinstance(module, Fused):
             unfuse(module)
         if _is_wrapped(module):
-            vars(module)["forward"] = _rewrapped(module, vars(module)["forward"])
+            vars(module)["forward"] = _rewrap(module, vars(module)["forward"])
     return model

@@ -1,9 +1,9 @@
 """The single track and the diffusion transformer of Boltz, OpenFold3 and Protenix.
 
-Attention of tokens with pair bias, adaptive norms, conditioned transitions, and blocks of both.
-Noise copies share one z and so one bias. Attention in windows of atoms keeps its own forward. A
-swapped block calls the ops directly with its modules' parameters: forward hooks on the modules
-inside do not fire.
+Attention of tokens with pair bias, adaptive norms, conditioned transitions, and blocks of them.
+Noise copies share one z and so one bias. Attention in windows of atoms is not swapped. A swapped
+block calls the ops directly with its modules' parameters: forward hooks on the modules inside do
+not fire.
 
 Letters: B batch, R copies that share a bias, N tokens, H heads.
 """
@@ -34,11 +34,11 @@ from evofeed.kernels.ops.conditioned_transition.reference import ConditionedWeig
 from evofeed.kernels.ops.pair_bias.op import pair_bias
 from evofeed.kernels.runtime.backend import usable
 from evofeed.kernels.swap.forms import Form, Linear, Norm, Part, parts_of
-from evofeed.kernels.swap.parameters import alike, four_axes, halves, spreads, within
-from evofeed.kernels.swap.transitions import updated
+from evofeed.kernels.swap.parameters import expands_to, four_axes, halves, mask_fits, same_dtype
+from evofeed.kernels.swap.transitions import add_transition
 
 ATOMS = 1024
-"""Every crop has another number of atoms: recorded blocks see multiples of this, masked behind."""
+"""Recorded blocks pad atoms to multiples of this, masked: their number differs between crops."""
 
 # --- adaptive norms and conditioned transitions ---------------------------------------------------
 
@@ -50,36 +50,36 @@ def adaptive_weights(module: Any) -> AdaptiveWeights:
 
 
 def adaptive_eps(module: Any) -> float:
-    """The eps of both its norms."""
+    """The eps of the two norms of an adaptive norm."""
     return parts_of(module)[1].eps  # type: ignore[no-any-return]
 
 
-def norm_adaptively(module: Any, a: Tensor, s: Tensor, **how: Any) -> Tensor | None:
+def run_adaptive_norm(module: Any, a: Tensor, s: Tensor, **options: Any) -> Tensor | None:
     """An adaptive norm."""
     weights = adaptive_weights(module)
-    if not (alike(a, s) and adaptive_norm_fits(a, s, weights)):
+    if not (same_dtype(a, s) and adaptive_norm_fits(a, s, weights)):
         return None
     return adaptive_norm(a, s, weights, eps=adaptive_eps(module))
 
 
-for _named in (
+for _names in (
     ("a_norm", "s_norm", "s_scale", "s_bias"),
     ("layer_norm_a", "layer_norm_s", "linear_g", "linear_s"),
     ("layernorm_a", "layernorm_s", "linear_s", "linear_nobias_s"),
 ):
     Form(
-        norm_adaptively,
-        dict(zip(_named, (Norm("a", False, False), Norm("s", True, False), Linear("a", "s", True),
+        run_adaptive_norm,
+        dict(zip(_names, (Norm("a", False, False), Norm("s", True, False), Linear("a", "s", True),
                           Linear("a", "s")), strict=True)),
         ("a", "s"), ("Na", "Ns"), recordable=False,
     )  # fmt: skip
 
 
-def transit_conditioned(
+def run_conditioned_transition(
     module: Any, a: Tensor, s: Tensor, mask: Tensor | None = None, residual: bool = False,
-    **how: Any,
+    **options: Any,
 ) -> Tensor | None:  # fmt: skip
-    """A conditioned transition; Boltz packs the first two hidden layers, and has a third."""
+    """A conditioned transition; Boltz packs the first two hidden layers and has a third."""
     norm, first, second, out, last, *_ = parts_of(module)
     silu, value, factor = first.weight, second.weight, None
     if hasattr(module, "swish_gate"):
@@ -89,10 +89,10 @@ def transit_conditioned(
         w.norm_weight, w.gate, w.gate_bias, w.shift, silu, value, out.weight, last.weight,
         last.bias, factor,
     )  # fmt: skip
-    if not (within(mask, a) and spreads(s.shape[:-1], a.shape[:-1])):
+    if not (mask_fits(mask, a) and expands_to(s.shape[:-1], a.shape[:-1])):
         return None
     s = s if s.shape[:-1] == a.shape[:-1] else s.expand(*a.shape[:-1], -1)
-    if not (alike(a, s) and conditioned_transition_fits(a, s, weights)):
+    if not (same_dtype(a, s) and conditioned_transition_fits(a, s, weights)):
         return None
     rows = None if mask is None else mask.expand(a.shape[:-1])
     return conditioned_transition(
@@ -103,22 +103,22 @@ def transit_conditioned(
 _OUT, _LAST = Linear("a", "n"), Linear("a", "s", True)
 _TRANSITIONS: tuple[tuple[tuple[str, ...], dict[str, Part]], ...] = (
     (("a", "s"), {
-        "adaln": norm_adaptively, "swish_gate.0": Linear("2n", "a"), "a_to_b": Linear("n", "a"),
+        "adaln": run_adaptive_norm, "swish_gate.0": Linear("2n", "a"), "a_to_b": Linear("n", "a"),
         "b_to_a": _OUT, "output_projection.0": _LAST, "swish_gate.1": None,
         "output_projection.1": None,
     }),
     (("a", "s", "mask"), {
-        "layer_norm": norm_adaptively, "swiglu.linear_a": Linear("n", "a"),
+        "layer_norm": run_adaptive_norm, "swiglu.linear_a": Linear("n", "a"),
         "swiglu.linear_b": Linear("n", "a"), "linear_out": _OUT, "linear_g": _LAST,
     }),
     (("a", "s"), {
-        "adaln": norm_adaptively, "linear_nobias_a1": Linear("n", "a"),
+        "adaln": run_adaptive_norm, "linear_nobias_a1": Linear("n", "a"),
         "linear_nobias_a2": Linear("n", "a"), "linear_nobias_b": _OUT, "linear_s": _LAST,
     }),
 )  # fmt: skip
 for _arguments, _parts in _TRANSITIONS:
     Form(
-        transit_conditioned, _parts, _arguments, ("Na", "Ns", "N")[: len(_arguments)],
+        run_conditioned_transition, _parts, _arguments, ("Na", "Ns", "N")[: len(_arguments)],
         recordable=False,
     )  # fmt: skip
 
@@ -127,9 +127,9 @@ for _arguments, _parts in _TRANSITIONS:
 
 
 def shared_bias(a: torch.Size, z: torch.Size) -> tuple[int, int] | None:
-    """B and R of attention whose leading axes are `a`, with a bias whose leading axes are `z`.
+    """B and R of attention with the leading axes `a`, whose bias has the leading axes `z`.
 
-    None where copies do not share the bias in a way that the kernels know.
+    None if the kernels do not support this sharing of the bias.
     """
     if a == z:
         return math.prod(a), 1
@@ -143,8 +143,8 @@ def shared_bias(a: torch.Size, z: torch.Size) -> tuple[int, int] | None:
 def _bias_of(z: Tensor, norm: Any, layer: Any, channels_first: bool = False) -> Tensor:
     """`[B, H, N, N]` from pairs `[..., N, N, C]`.
 
-    A norm without bias counts as zeros; without a norm the pairs came normalised. So they did
-    where their channels stand first, but for the norm's weight.
+    A missing bias of the norm counts as zeros. Without a norm the pairs are already normalised;
+    with the channels first too, except for the norm's weight.
     """
     if channels_first:
         return conv2d(four_axes(z), (layer.weight * norm.weight)[:, :, None, None])
@@ -154,15 +154,15 @@ def _bias_of(z: Tensor, norm: Any, layer: Any, channels_first: bool = False) -> 
     return pair_bias(four_axes(z), norm.weight, offset, layer.weight, norm.eps)
 
 
-def attend_as_boltz(
+def run_boltz_attention(
     module: Any, s: Tensor, z: Tensor, mask: Tensor, k_in: Tensor, multiplicity: int = 1,
-    **how: Any,
+    **options: Any,
 ) -> Tensor | None:  # fmt: skip
-    """Boltz-2's `AttentionPairBias`: its copies follow each other in the batch."""
+    """Boltz-2's `AttentionPairBias`: copies are consecutive in the batch."""
     heads, width = module.num_heads, module.proj_q.weight.shape[0] // module.num_heads
     copies = s.dim() == 3 and s.shape[0] == z.shape[0] * multiplicity and s.shape == k_in.shape
     fits = width <= MAX_HEAD_WIDTH and s.dtype is not torch.float64 and usable(s, z, mask, k_in)
-    if not (copies and fits and within(mask, s)):
+    if not (copies and fits and mask_fits(mask, s)):
         return None
     inner = list(module.proj_z.children())
     bias = _bias_of(z, *inner[:2]) if inner else module.proj_z(z)
@@ -180,15 +180,15 @@ def attend_as_boltz(
     return out
 
 
-def attend_as_boltz_1(
+def run_boltz_1_attention(
     module: Any, s: Tensor, z: Tensor, mask: Tensor, multiplicity: int = 1, to_keys: Any = None,
-    model_cache: Any = None, **how: Any,
+    model_cache: Any = None, **options: Any,
 ) -> Tensor | None:  # fmt: skip
-    """Boltz-1's `AttentionPairBias` over all tokens; it may normalise them itself."""
+    """Boltz-1's `AttentionPairBias` over all tokens, with an optional norm."""
     if to_keys is not None or model_cache is not None:
         return None
     s = module.norm_s(s) if module.initial_norm else s
-    return attend_as_boltz(module, s, z, mask, s, multiplicity)
+    return run_boltz_attention(module, s, z, mask, s, multiplicity)
 
 
 _BOLTZ: dict[str, Part] = {
@@ -199,21 +199,21 @@ _BOLTZ_ARGUMENTS = ("s", "z", "mask", "k_in", "multiplicity")
 _OF_PAIRS: dict[str, Part] = {
     **_BOLTZ, "proj_z.0": Norm("z", bias=None), "proj_z.1": Linear("h", "z"), "proj_z.2": None,
 }  # fmt: skip
-Form(attend_as_boltz, _OF_PAIRS, _BOLTZ_ARGUMENTS, ("Na", "NNz", "N", "Na"), heads="num_heads")
+Form(run_boltz_attention, _OF_PAIRS, _BOLTZ_ARGUMENTS, ("Na", "NNz", "N", "Na"), heads="num_heads")
 for _normed in (True, False):
     Form(
-        attend_as_boltz_1, _OF_PAIRS | ({"norm_s": Norm("a")} if _normed else {}),
+        run_boltz_1_attention, _OF_PAIRS | ({"norm_s": Norm("a")} if _normed else {}),
         ("s", "z", "mask", "multiplicity", "to_keys", "model_cache"), ("Na", "NNz", "N"),
         heads="num_heads", flags={"initial_norm": _normed},
     )  # fmt: skip
 Form(
-    attend_as_boltz, {**_BOLTZ, "proj_z": None}, _BOLTZ_ARGUMENTS, ("Na", "NNh", "N", "Na"),
+    run_boltz_attention, {**_BOLTZ, "proj_z": None}, _BOLTZ_ARGUMENTS, ("Na", "NNh", "N", "Na"),
     heads="num_heads",
 )  # fmt: skip
 
 
 def token_weights(norm: Any, layers: Sequence[Any], last: Any) -> ConditionedAttentionWeights:
-    """Parameters of an attention of tokens whose `layers` are q, k, v, g and o."""
+    """Parameters of an attention of tokens with the `layers` q, k, v, g and o."""
     q, k, v, g, o = layers
     parts = {"q": q.weight, "q_bias": q.bias, "k": k.weight, "v": v.weight, "g": g.weight}
     parts["o"] = o.weight
@@ -227,36 +227,36 @@ def token_weights(norm: Any, layers: Sequence[Any], last: Any) -> ConditionedAtt
     )  # fmt: skip
 
 
-def attend_tokens(
+def run_token_attention(
     module: Any, a: Tensor, z: Tensor, s: Tensor | None = None, mask: Tensor | None = None,
-    residual: bool = False, late: tuple[Any, ...] = (), **how: Any,
+    residual: bool = False, extra_args: tuple[Any, ...] = (), **options: Any,
 ) -> Tensor | None:  # fmt: skip
-    """Attention of tokens of OpenFold3 and Protenix, of all of them and out of place.
+    """Attention over all tokens of OpenFold3 and Protenix, not in place.
 
-    With Protenix's `enable_efficient_fusion` pairs come normalised, their channels first.
+    With Protenix's `enable_efficient_fusion` pairs are already normalised, channels first.
     """
     protenix = hasattr(module, "attention")
-    channels_first = bool(how.get("enable_efficient_fusion"))
-    if late or (protenix and (how.get("n_queries") or how.get("n_keys"))):
+    channels_first = bool(options.get("enable_efficient_fusion"))
+    if extra_args or (protenix and (options.get("n_queries") or options.get("n_keys"))):
         return None
     norm, *layers, pair = parts_of(module)[:7]
     norm_z = getattr(module, "layernorm_z" if protenix else "layer_norm_z", None)
     last = getattr(module, "linear_a_last" if protenix else "linear_ada_out", None)
     heads = module.attention.num_heads if protenix else module.mha.no_heads
     sizes = shared_bias(a.shape[:-2], z.shape[:-3])
-    if sizes is None or not usable(a, z, mask) or not within(mask, a):
+    if sizes is None or not usable(a, z, mask) or not mask_fits(mask, a):
         return None
     weights, rows = token_weights(norm, layers, last), (*sizes, a.shape[-2])
-    tokens, of_s = a.reshape(*rows, -1), None
+    tokens, s_rows = a.reshape(*rows, -1), None
     if last is not None:
-        if s is None or not alike(a, s) or not spreads(s.shape[:-1], a.shape[:-1]):
+        if s is None or not same_dtype(a, s) or not expands_to(s.shape[:-1], a.shape[:-1]):
             return None
-        of_s = s.expand(*a.shape[:-1], -1).reshape(*rows, -1)
-    if not conditioned_attention_fits(tokens, of_s, weights, heads):
+        s_rows = s.expand(*a.shape[:-1], -1).reshape(*rows, -1)
+    if not conditioned_attention_fits(tokens, s_rows, weights, heads):
         return None
     keys = None if mask is None else mask.expand(a.shape[:-1]).reshape(rows)
     out = conditioned_attention(
-        tokens, of_s, weights, heads, bias=_bias_of(z, norm_z, pair, channels_first), mask=keys,
+        tokens, s_rows, weights, heads, bias=_bias_of(z, norm_z, pair, channels_first), mask=keys,
         residual=residual, eps=norm.eps if last is None else adaptive_eps(norm),
     )  # fmt: skip
     return out.reshape(a.shape)
@@ -265,8 +265,8 @@ def attend_tokens(
 def _token_parts(
     norm: str, mha: str, pair: str, norm_z: str = "", last: str = ""
 ) -> dict[str, Part]:
-    """Parts of an attention of tokens, whose norm is adaptive where there is a last gate."""
-    layers: dict[str, Part] = {norm: norm_adaptively if last else Norm("a")}
+    """Parts of an attention of tokens; with a last gate, its norm is adaptive."""
+    layers: dict[str, Part] = {norm: run_adaptive_norm if last else Norm("a")}
     layers |= {f"{mha}.linear_{name}": Linear("hd", "a", name == "q") for name in "qkvg"}
     layers |= {f"{mha}.linear_o": Linear("a", "hd"), pair: Linear("h", "z")}
     layers |= {norm_z: Norm("z", bias=None)} if norm_z else {}
@@ -275,7 +275,7 @@ def _token_parts(
 
 _OPENFOLD3 = ("layer_norm_a", "mha", "linear_z")
 _PROTENIX = ("layernorm_a", "attention", "linear_nobias_z", "layernorm_z")
-_PLACES = ("n_queries", "n_keys", "inplace_safe", "chunk_size", "enable_efficient_fusion?")
+_IGNORED = ("n_queries", "n_keys", "inplace_safe", "chunk_size", "enable_efficient_fusion?")
 for _more, _arguments, _inputs in (
     (("layer_norm_z",), ("a", "z", "s", "mask"), ("Na", "NNz", "", "N")),
     (("layer_norm_z",), ("a", "z", "mask"), ("Na", "NNz", "N")),  # since 0.5
@@ -283,47 +283,48 @@ for _more, _arguments, _inputs in (
     (("", "linear_ada_out"), ("a", "z", "s", "mask"), ("Na", "NNz", "Ns", "N")),  # since 0.5
 ):
     Form(
-        attend_tokens, _token_parts(*_OPENFOLD3, *_more), _arguments, _inputs,
+        run_token_attention, _token_parts(*_OPENFOLD3, *_more), _arguments, _inputs,
         heads="mha.no_heads",
     )  # fmt: skip
-for _last, _of_s in (("", ""), ("linear_a_last", "Ns")):
+for _last, _s_axes in (("", ""), ("linear_a_last", "Ns")):
     Form(
-        attend_tokens, _token_parts(*_PROTENIX, _last), ("a", "s", "z", *_PLACES),
-        ("Na", _of_s, "NNz"), heads="attention.num_heads", flags={"cross_attention_mode": False},
+        run_token_attention, _token_parts(*_PROTENIX, _last), ("a", "s", "z", *_IGNORED),
+        ("Na", _s_axes, "NNz"), heads="attention.num_heads", flags={"cross_attention_mode": False},
     )  # fmt: skip
 
 
 # --- blocks of the diffusion transformer ----------------------------------------------------------
 
 
-def diffuse(
+def run_diffusion_block(
     block: Any, a: Tensor, s: Tensor, z: Tensor, mask: Tensor | None = None,
-    late: tuple[Any, ...] = (), _mask_trans: bool = True, **how: Any,
+    extra_args: tuple[Any, ...] = (), _mask_trans: bool = True, **options: Any,
 ) -> Tensor | None:  # fmt: skip
-    """OpenFold3's `DiffusionTransformerBlock`, of tokens."""
-    made = attend_tokens(block.attention_pair_bias, a, z, s, mask, residual=True, late=late)
-    if made is None:
+    """OpenFold3's `DiffusionTransformerBlock` over tokens."""
+    attention = block.attention_pair_bias
+    attended = run_token_attention(attention, a, z, s, mask, residual=True, extra_args=extra_args)
+    if attended is None:
         return None
-    return updated(block.conditioned_transition, made, mask if _mask_trans else None, s)
+    return add_transition(block.conditioned_transition, attended, mask if _mask_trans else None, s)
 
 
-def diffuse_as_protenix(
-    block: Any, a: Tensor, s: Tensor, z: Tensor, **how: Any
+def run_protenix_diffusion_block(
+    block: Any, a: Tensor, s: Tensor, z: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Protenix's `DiffusionTransformerBlock` over all tokens; it hands s and z on."""
-    made = attend_tokens(block.attention_pair_bias, a, z, s, residual=True, **how)
-    if made is None:
+    """Protenix's `DiffusionTransformerBlock` over all tokens; returns s and z too."""
+    attended = run_token_attention(block.attention_pair_bias, a, z, s, residual=True, **options)
+    if attended is None:
         return None
-    return updated(block.conditioned_transition_block, made, None, s), s, z
+    return add_transition(block.conditioned_transition_block, attended, None, s), s, z
 
 
-def diffuse_as_boltz(
+def run_boltz_diffusion_layer(
     layer: Any, a: Tensor, s: Tensor, bias: Tensor, mask: Tensor, to_keys: Any = None,
-    multiplicity: int = 1, **how: Any,
+    multiplicity: int = 1, **options: Any,
 ) -> Tensor | None:  # fmt: skip
-    """Boltz's `DiffusionTransformerLayer` over all tokens, whose bias is given.
+    """Boltz's `DiffusionTransformerLayer` over all tokens, with a given bias.
 
-    Boltz's attention is float32 under autocast too: it is one op only without.
+    Boltz's attention is float32 under autocast too: it is one op only without autocast.
     """
     copies = a.dim() == 3 and a.shape[0] == bias.shape[0] * multiplicity
     if to_keys is not None or not copies or not usable(a, s, bias, mask):
@@ -333,58 +334,61 @@ def diffuse_as_boltz(
         b = layer.adaln(a, s)
         b = layer.pair_bias_attn(s=b, z=bias, mask=mask, multiplicity=multiplicity, k_in=b)
         attended = a + layer.output_projection(s) * b
-    return layer.post_lnorm(updated(layer.transition, attended, None, s))  # type: ignore[no-any-return]
+    return layer.post_lnorm(add_transition(layer.transition, attended, None, s))  # type: ignore[no-any-return]
 
 
 def _boltz_attention(
     layer: Any, a: Tensor, s: Tensor, bias: Tensor, mask: Tensor, multiplicity: int
 ) -> Tensor | None:
-    """a plus its gated attention in float32, or None where it does not fit."""
+    """a plus its gated attention in float32, or None if not supported."""
     inner, rows = layer.pair_bias_attn, (bias.shape[0], multiplicity, a.shape[1])
     layers = (inner.proj_q, inner.proj_k, inner.proj_v, inner.proj_g, inner.proj_o)
     weights = token_weights(layer.adaln, layers, layer.output_projection[0])
     if torch.is_autocast_enabled(a.device.type) or a.dtype is not torch.float32:
         return None
-    if not (within(mask, a) and spreads(s.shape[:-1], a.shape[:-1])):
+    if not (mask_fits(mask, a) and expands_to(s.shape[:-1], a.shape[:-1])):
         return None
-    tokens, of_s = a.reshape(*rows, -1), s.expand(*a.shape[:-1], -1).reshape(*rows, -1)
-    if not conditioned_attention_fits(tokens, of_s, weights, inner.num_heads):
+    tokens, s_rows = a.reshape(*rows, -1), s.expand(*a.shape[:-1], -1).reshape(*rows, -1)
+    if not conditioned_attention_fits(tokens, s_rows, weights, inner.num_heads):
         return None
     keys = mask.expand(a.shape[:-1]).reshape(rows)
     out = conditioned_attention(
-        tokens, of_s, weights, inner.num_heads, bias=inner.proj_z(bias).float(), mask=keys,
+        tokens, s_rows, weights, inner.num_heads, bias=inner.proj_z(bias).float(), mask=keys,
         residual=True, eps=adaptive_eps(layer.adaln),
     )  # fmt: skip
     return out.reshape(a.shape)
 
 
 Form(
-    diffuse, {"attention_pair_bias": attend_tokens, "conditioned_transition": transit_conditioned},
+    run_diffusion_block,
+    {"attention_pair_bias": run_token_attention,
+     "conditioned_transition": run_conditioned_transition},
     ("a", "s", "z", "mask"), ("Na", "Ns", "NNz", "N"),
 )  # fmt: skip
 Form(  # the same block over windows of atoms
     None,
-    {**{f"attention_pair_bias.layer_norm_a_{name}": norm_adaptively for name in "qk"},
+    {**{f"attention_pair_bias.layer_norm_a_{name}": run_adaptive_norm for name in "qk"},
      **{f"attention_pair_bias.{name}": nn.Module for name in ("linear_ada_out", "linear_z", "mha")},
-     "conditioned_transition": transit_conditioned},
+     "conditioned_transition": run_conditioned_transition},
     ("a", "s", "z", "mask"),
 )  # fmt: skip
 
 
 def pad_atoms(
     stack: Any, a: Tensor, s: Tensor, z: Tensor, mask: Tensor | None = None,
-    late: tuple[Any, ...] = (), **how: Any,
+    extra_args: tuple[Any, ...] = (), **options: Any,
 ) -> Tensor | None:  # fmt: skip
-    """OpenFold3's `DiffusionTransformer` of atoms, padded where its blocks are recorded."""
+    """OpenFold3's `DiffusionTransformer` of atoms, padded if its blocks are recorded."""
     block = stack.blocks[0]
     recorded = stack.training and getattr(block, "recorded", False)
-    if mask is None or late or not (recorded and getattr(block, "use_cross_attention", False)):
+    windowed = getattr(block, "use_cross_attention", False)
+    if mask is None or extra_args or not (recorded and windowed):
         return None
-    atoms, more = a.shape[-2], -a.shape[-2] % ATOMS
-    windows = (atoms + more) // block.attention_pair_bias.n_query - z.shape[-4]
-    behind = (0, 0, 0, more)
-    wide = pad(a, behind), pad(s, behind), pad(z, (0,) * 7 + (windows,)), pad(mask, (0, more))
-    return stack.torch_class.forward(stack, *wide, **how)[..., :atoms, :]  # type: ignore[no-any-return]
+    atoms, missing = a.shape[-2], -a.shape[-2] % ATOMS
+    windows = (atoms + missing) // block.attention_pair_bias.n_query - z.shape[-4]
+    a, s = (pad(x, (0, 0, 0, missing)) for x in (a, s))
+    padded = a, s, pad(z, (0,) * 7 + (windows,)), pad(mask, (0, missing))
+    return stack.torch_class.forward(stack, *padded, **options)[..., :atoms, :]  # type: ignore[no-any-return]
 
 
 Form(
@@ -393,24 +397,24 @@ Form(
 )  # fmt: skip
 for _drop in ({}, {"drop_path": nn.Identity}):
     Form(
-        diffuse_as_protenix,
-        {"attention_pair_bias": attend_tokens,
-         "conditioned_transition_block": transit_conditioned, **_drop},
-        ("a", "s", "z", *_PLACES), ("Na", "Ns", "NNz"),
+        run_protenix_diffusion_block,
+        {"attention_pair_bias": run_token_attention,
+         "conditioned_transition_block": run_conditioned_transition, **_drop},
+        ("a", "s", "z", *_IGNORED), ("Na", "Ns", "NNz"),
     )  # fmt: skip
-_DIFFUSING: dict[str, Part] = {
-    "adaln": norm_adaptively, "output_projection_linear": Linear("a", "s", True),
+_BOLTZ_LAYER: dict[str, Part] = {
+    "adaln": run_adaptive_norm, "output_projection_linear": Linear("a", "s", True),
     "output_projection.0": Linear("a", "s", True), "output_projection.1": None,
-    "transition": transit_conditioned,
+    "transition": run_conditioned_transition,
 }  # fmt: skip
 Form(
-    diffuse_as_boltz,
-    {**_DIFFUSING, "pair_bias_attn": attend_as_boltz, "post_lnorm": nn.Module},
+    run_boltz_diffusion_layer,
+    {**_BOLTZ_LAYER, "pair_bias_attn": run_boltz_attention, "post_lnorm": nn.Module},
     ("a", "s", "bias", "mask", "to_keys", "multiplicity"), ("Na", "Ns", "NNh", "N"),
     heads="pair_bias_attn.num_heads",
 )  # fmt: skip
-Form(  # Boltz-1's, whose own forward calls its fused parts
-    None, {**_DIFFUSING, "pair_bias_attn": attend_as_boltz_1},
+Form(  # Boltz-1's: its own forward calls its fused parts
+    None, {**_BOLTZ_LAYER, "pair_bias_attn": run_boltz_1_attention},
     ("a", "s", "z", "mask", "to_keys", "multiplicity", "layer_cache"),
     heads="pair_bias_attn.num_heads",
 )  # fmt: skip

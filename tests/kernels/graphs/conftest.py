@@ -20,14 +20,14 @@ from evofeed.kernels.swap.swap import RULES
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Recordings on the CPU; the list grows by one entry a replay."""
     replays: list[int] = []
-    put: list[Any] = []  # what stands for the parameters while something is recorded
-    real_stand_ins = recording._stand_ins
+    current: list[Any] = []  # what stands for the parameters while something is recorded
+    real_aliases = recording._parameter_aliases
 
     @contextlib.contextmanager
-    def stand_ins(homes: recording.Homes) -> Iterator[Any]:
-        with real_stand_ins(homes) as found:
-            put[:] = found
-            yield found
+    def aliases(slots: recording.Slots) -> Iterator[Any]:
+        with real_aliases(slots) as yielded:
+            current[:] = yielded
+            yield yielded
 
     def undrawn(device: torch.device) -> contextlib.AbstractContextManager[None]:
         return recording.drawing_from(device, recording.generator_state(device))
@@ -36,7 +36,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         device: torch.device, pool: Any, function: Callable[[], Any]
     ) -> tuple[Any, Callable[[], None]]:
         with undrawn(device):
-            made, leaves, grad = function(), list(put), torch.is_grad_enabled()
+            made, leaves, grad = function(), list(current), torch.is_grad_enabled()
 
         def replay() -> None:
             replays.append(1)
@@ -55,10 +55,10 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     plain = recorded._why_not
     monkeypatch.setattr(recording, "_recorded", capture)
-    monkeypatch.setattr(recording, "_stand_ins", stand_ins)
-    monkeypatch.setattr(recording, "_beside", undrawn)
+    monkeypatch.setattr(recording, "_parameter_aliases", aliases)
+    monkeypatch.setattr(recording, "_warm_up", undrawn)
     for place in (recording, recorded, arguments):
-        monkeypatch.setattr(place, "stream_number", lambda device: 0)
+        monkeypatch.setattr(place, "stream_id", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 

@@ -1,4 +1,4 @@
-"""What is made once while a step is recorded: random programs give what they give eagerly."""
+"""Constants of a recorded step: random programs return the results of eager mode."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ NEW: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda x, y: x[:, :4],
 ]
 CHANGES: list[Callable[[Tensor, Tensor], object]] = [
-    lambda own, y: own.add_(y),
-    lambda own, y: own[:2].mul_(y[:2]),
-    lambda own, y: own[1:].copy_(y[1:]),
-    lambda own, y: torch.relu_(own),
-    lambda own, y: own[0].fill_(1.5),
-    lambda own, y: own.__setitem__(torch.tensor([0, 2]), y[:2]),
+    lambda x, y: x.add_(y),
+    lambda x, y: x[:2].mul_(y[:2]),
+    lambda x, y: x[1:].copy_(y[1:]),
+    lambda x, y: torch.relu_(x),
+    lambda x, y: x[0].fill_(1.5),
+    lambda x, y: x.__setitem__(torch.tensor([0, 2]), y[:2]),
 ]
 
 
-def run(program: random.Random, given: list[Tensor]) -> list[Tensor]:
-    """A program's tensors; it changes its own alone."""
-    pool, own = list(given), list[Tensor]()
+def run(program: random.Random, inputs: list[Tensor]) -> list[Tensor]:
+    """The tensors of a program, which writes only to those that it created."""
+    pool, private = list(inputs), list[Tensor]()
     for _ in range(program.randint(4, 24)):
         x, y = program.choice(pool), program.choice(pool)
-        if own and program.random() < 0.35:
-            program.choice(CHANGES)(program.choice(own), y)
+        if private and program.random() < 0.35:
+            program.choice(CHANGES)(program.choice(private), y)
             continue
-        made = program.choice(NEW)(x, y)
-        pool.append(made)
-        if made._base is None:
-            own.append(made)
-    return pool[len(given) :] or [given[-1] * 1]
+        result = program.choice(NEW)(x, y)
+        pool.append(result)
+        if result._base is None:
+            private.append(result)
+    return pool[len(inputs) :] or [inputs[-1] * 1]
 
 
-def _eager(seed: int, given: list[Tensor]) -> list[Tensor] | None:
+def _eager(seed: int, inputs: list[Tensor]) -> list[Tensor] | None:
     try:
-        return run(random.Random(seed), [t.clone() for t in given])
+        return run(random.Random(seed), [t.clone() for t in inputs])
     except RuntimeError:  # it writes where it reads
         return None
 
 
 @pytest.mark.parametrize("part", range(4))
 @torch.no_grad()
-def test_random_programs_give_what_they_give_eagerly(part: int) -> None:
-    tried = kept = 0
+def test_random_programs_return_their_eager_results(part: int) -> None:
+    tried = saved = 0
     for seed in range(part * 150, part * 150 + 150):
         torch.manual_seed(seed)
         a, b, weight, *changing = (torch.randn(4, 4) for _ in range(6))
@@ -71,12 +71,12 @@ def test_random_programs_give_what_they_give_eagerly(part: int) -> None:
                 break
             try:
                 with constants:
-                    made = run(random.Random(seed), [a, b, weight, t])
+                    results = run(random.Random(seed), [a, b, weight, t])
             except RuntimeError as error:
                 assert "the host waits for a number" in str(error)
                 break
-            constants.settle(made)
-            torch.testing.assert_close(made, expected, equal_nan=True)
+            constants.end_run(results)
+            torch.testing.assert_close(results, expected, equal_nan=True)
         else:
-            tried, kept = tried + 1, kept + len(constants.kept)
-    assert tried > 40 and kept > tried
+            tried, saved = tried + 1, saved + len(constants.saved)
+    assert tried > 40 and saved > tried

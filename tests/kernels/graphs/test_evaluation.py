@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from evofeed.kernels import to_fused
 from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.graphs import arguments, recorded, recording
-from evofeed.kernels.graphs.evaluation import EAGER_CALLS, MOST_RECORDINGS
+from evofeed.kernels.graphs.evaluation import EAGER_CALLS, MAX_RECORDINGS
 
 DENOISES = recorded.denoises
 MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -63,7 +63,7 @@ def _batch(*counts: int) -> dict[str, Any]:
 
 
 def _recordings(module: nn.Module) -> dict[Any, Any]:
-    return recorded._states[module][False]._again.recordings
+    return recorded._states[module][False]._evaluation.recordings
 
 
 def _same(made: Any, expected: Any) -> None:
@@ -76,21 +76,21 @@ def test_the_ninth_call_of_a_kind_in_a_row_is_recorded(
 ) -> None:
     plain, ours = _pair()
     batch, t = _batch(1, 2), torch.ones(1)
-    batches = [_batch(*[2] * (count + 1)) for count in range(MOST_RECORDINGS + 2)]
+    batches = [_batch(*[2] * (count + 1)) for count in range(MAX_RECORDINGS + 2)]
     for count, shape in enumerate(batches, 1):
         for call in range(EAGER_CALLS + 2):
             x, replays = torch.randn(count, 3), len(graphs)
             with mode():
                 _same(ours(x, t + call, shape), plain(x, t + call, shape))
             assert len(graphs) == replays + (call >= EAGER_CALLS)
-        assert len(_recordings(ours)) == min(count, MOST_RECORDINGS)
+        assert len(_recordings(ours)) == min(count, MAX_RECORDINGS)
     with mode():
         _same(ours(x[:2], t, batch), plain(x[:2], t, batch))
     with pytest.warns(RuntimeWarning, match="an argument is a dict"):  # a step that is trained
         ours.train()(x, t, shape)["atoms"].sum().backward()
     assert recorded._states[ours][False]._moves == 0
-    assert len(_recordings(ours)) == MOST_RECORDINGS
-    monkeypatch.setattr(arguments.Same, "gone", lambda same: True)  # batches of the past
+    assert len(_recordings(ours)) == MAX_RECORDINGS
+    monkeypatch.setattr(arguments.SameArgument, "gone", lambda same: True)  # batches of the past
     with mode():
         ours.eval()(x[:2], t, batch | {"more": 1})
     assert not _recordings(ours)
@@ -113,7 +113,7 @@ def test_a_batch_is_read_where_it_is_as_long_as_it_is_the_same(graphs: list[int]
     batch = _batch(1, 2)
     again(batch)
     (only,) = _recordings(ours).values()
-    assert len(only.staying) == 3 and only.recording._inputs[0].shape == t.shape  # x too stays
+    assert len(only.stable) == 3 and only.recording._inputs[0].shape == t.shape  # x too stays
     again(_batch(2, 1))  # other tensors, of equal shapes
     for _ in range(2):  # predictions that are too short
         batch = _batch(1, 3)
@@ -242,7 +242,7 @@ def test_what_follows_from_what_stays_is_made_once(
             _same(ours(x, t, batch), how(x, t, batch))
     assert len(graphs) == 4
     (only,) = _recordings(ours).values()
-    assert only.read[1]
+    assert only.constants[1]
 
 
 @MODES
@@ -298,7 +298,7 @@ class _Slots:
 def test_an_argument_that_is_neither_tensor_nor_constant(graphs: list[int], odd: Any) -> None:
     _, ours = _pair()
     x, t, batch = torch.randn(2, 3), torch.ones(1), {**_batch(1, 1), "odd": odd}
-    with pytest.warns(RuntimeWarning, match="an argument is a .*, no tensor and no constant"):
+    with pytest.warns(RuntimeWarning, match="an argument is a .*, not a tensor or a constant"):
         for _ in range(EAGER_CALLS + 2):
             ours(x, t, batch)
     assert not graphs

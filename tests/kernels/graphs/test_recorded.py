@@ -148,7 +148,7 @@ def test_kinds_of_calls(graphs: list[int]) -> None:
         for rows in (5, 6, 7, 8):
             ours(torch.randn(rows, 3), torch.randn(rows, 3))
         ours(torch.randn(9, 3), torch.randn(9, 3))
-    assert _recordings(ours) == recorded.MOST_RECORDINGS
+    assert _recordings(ours) == recorded.MAX_RECORDINGS
     assert [str(w.message).split(":")[0] for w in caught] == ["Layer runs without CUDA graphs"]
 
 
@@ -182,7 +182,7 @@ def test_moved_parameters_are_recorded_anew(graphs: list[int]) -> None:
     ours.tied = nn.Identity()
     torch.testing.assert_close(ours(x, x)[0], torch.tanh(ours.inner(x)) * ours.scale * x)
     with pytest.warns(RuntimeWarning, match="keep moving"):
-        for _ in range(recorded.MOST_MOVES):
+        for _ in range(recorded.MAX_MOVES):
             ours.inner.weight.requires_grad_(not ours.inner.weight.requires_grad)
             ours(x, x)
 

@@ -136,7 +136,7 @@ SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 def test_what_is_swapped_does_not_depend_on_where_it_is(
     name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "_known", {})
+    monkeypatch.setattr(trial, "_verdicts", {})
     model = nn.Sequential(MAKERS[name](), openfold3.LayerNorm(C))
     try:
         with SURROUNDINGS[where]():
