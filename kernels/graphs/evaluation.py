@@ -100,7 +100,7 @@ class Evaluation:
 
     def find(self, args: Arguments) -> RecordedCall | None:
         """A valid recording of such a call, or None."""
-        for recording in reversed(self.recordings.values()):
+        for recording in [*self.recordings.values()][::-1]:  # a copy: other threads may record
             if recording.holds(args):
                 rewritten = recording.rewritten(args.leaves)
                 if not rewritten:

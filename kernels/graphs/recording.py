@@ -221,10 +221,10 @@ class _Replayed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         if ctx.recording.recompute:
-            found = ctx.recording.recompute_backward(ctx.saved_tensors, ctx.rng_state, grads)
+            input_grads = ctx.recording.recompute_backward(ctx.saved_tensors, ctx.rng_state, grads)
         else:
-            found = ctx.recording.backward(ctx.pending, grads)
-        return None, None, *found
+            input_grads = ctx.recording.backward(ctx.pending, grads)
+        return None, None, *input_grads
 
 
 # Skips functorch's check of each of a hundred weights in `apply`; nothing is recorded under it.

@@ -80,7 +80,7 @@ class Form:
         arguments: names of the forward's arguments: alternatives joined by "|", optional ones with
             "?". Further arguments may only select an implementation.
         inputs: inputs of the trial, by position: axes, N residues, S sequences, letters of
-            channels; without channels a mask, None if empty. Without inputs there is no trial.
+            channels; without channels a mask, None if empty. Forms without inputs are not tried.
         heads: path of the number of heads, the letter h.
         flags: required attributes, with their types or values.
         options: further arguments of `run`.

@@ -189,8 +189,8 @@ def _form_or_reason(module: nn.Module) -> Form | type[Fused] | str | None:
             differences.append(mismatch)
     if mismatches or differences:
         return "; ".join(dict.fromkeys(differences or mismatches))
-    found = next((found for rule in RULES if (found := rule(module)) is not None), None)
-    return trial.unreadable_weight(module) or found if isinstance(found, type) else found
+    result = next((result for rule in RULES if (result := rule(module)) is not None), None)
+    return trial.unreadable_weight(module) or result if isinstance(result, type) else result
 
 
 def to_torch(model: Model) -> Model:

@@ -102,7 +102,7 @@ def _contiguous(
         low = int(start[number]) + draws.integer_between(0, chain_length - run_length)
         high = low + run_length
         if config.whole_residues:
-            low, high = ends.whole(low, high, min_size, size - num_tokens, draws, config)
+            low, high = ends.align_ends(low, high, min_size, size - num_tokens, draws, config)
         runs.append(np.arange(low, high))
         num_tokens += high - low
     return np.sort(np.concatenate([np.zeros(0, np.int64), *runs]))
@@ -116,7 +116,7 @@ class _ResidueEnds:
         stops = np.append(starts[1:], len(residue))
         self.first, self.stop = (np.repeat(bounds, stops - starts) for bounds in (starts, stops))
 
-    def whole(
+    def align_ends(
         self,
         low: int,
         high: int,

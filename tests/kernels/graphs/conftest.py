@@ -20,7 +20,7 @@ from evofeed.kernels.swap.swap import RULES
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Recordings on the CPU; the list grows by one entry a replay."""
     replays: list[int] = []
-    current: list[Any] = []  # what stands for the parameters while something is recorded
+    current: list[Any] = []  # aliases of the parameters during a recording
     real_aliases = recording._parameter_aliases
 
     @contextlib.contextmanager
@@ -36,29 +36,29 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         device: torch.device, pool: Any, function: Callable[[], Any]
     ) -> tuple[Any, Callable[[], None]]:
         with undrawn(device):
-            made, leaves, grad = function(), list(current), torch.is_grad_enabled()
+            results, leaves, grad = function(), list(current), torch.is_grad_enabled()
 
         def replay() -> None:
             replays.append(1)
-            # as when it was recorded, whatever is set around a replay
+            # in the modes of the recording, whatever is set around a replay
             usual, gradients = torch.inference_mode(False), torch.set_grad_enabled
             with usual, gradients(grad), recorded.paused(), monkeypatch.context() as patch:
                 for (home, name), leaf in leaves:
                     patch.setitem(home, name, leaf)
                 again = function()
-            if made is not None:
+            if results is not None:
                 with torch.no_grad():
-                    for old, new in zip(made, again, strict=True):
+                    for old, new in zip(results, again, strict=True):
                         old.copy_(new)
 
-        return made, replay
+        return results, replay
 
     plain = recorded._why_not
     monkeypatch.setattr(recording, "_recorded", capture)
     monkeypatch.setattr(recording, "_parameter_aliases", aliases)
     monkeypatch.setattr(recording, "_warm_up", undrawn)
-    for place in (recording, recorded, arguments):
-        monkeypatch.setattr(place, "stream_id", lambda device: 0)
+    for module in (recording, recorded, arguments):
+        monkeypatch.setattr(module, "stream_id", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
@@ -78,12 +78,12 @@ def nothing_warned() -> Iterator[None]:
 
 
 class FusedStandIn(Fused):
-    """What a test's own module becomes: recordable, with its own forward."""
+    """The fused class of a test's module: recordable, with the module's forward."""
 
     recordable = True
 
     def forward(self: Any, *args: Any, **options: Any) -> Any:
-        """As the original's."""
+        """Runs the module's forward."""
         return super().forward(*args, **options)  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""Boltz-2's own sampling with recorded steps: the atoms of its own."""
+"""Boltz-2's sampling with recorded steps returns the atoms of its eager steps."""
 
 from __future__ import annotations
 

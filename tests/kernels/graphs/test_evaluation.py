@@ -66,8 +66,8 @@ def _recordings(module: nn.Module) -> dict[Any, Any]:
     return recorded._states[module][False]._evaluation.recordings
 
 
-def _same(made: Any, expected: Any) -> None:
-    torch.testing.assert_close(made, expected)
+def _assert_close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected)
 
 
 @MODES
@@ -81,11 +81,11 @@ def test_the_ninth_call_of_a_kind_in_a_row_is_recorded(
         for call in range(EAGER_CALLS + 2):
             x, replays = torch.randn(count, 3), len(graphs)
             with mode():
-                _same(ours(x, t + call, shape), plain(x, t + call, shape))
+                _assert_close(ours(x, t + call, shape), plain(x, t + call, shape))
             assert len(graphs) == replays + (call >= EAGER_CALLS)
         assert len(_recordings(ours)) == min(count, MAX_RECORDINGS)
     with mode():
-        _same(ours(x[:2], t, batch), plain(x[:2], t, batch))
+        _assert_close(ours(x[:2], t, batch), plain(x[:2], t, batch))
     with pytest.warns(RuntimeWarning, match="an argument is a dict"):  # a step that is trained
         ours.train()(x, t, shape)["atoms"].sum().backward()
     assert recorded._states[ours][False]._moves == 0
@@ -97,13 +97,13 @@ def test_the_ninth_call_of_a_kind_in_a_row_is_recorded(
 
 
 @torch.no_grad()
-def test_a_batch_is_read_where_it_is_as_long_as_it_is_the_same(graphs: list[int]) -> None:
+def test_a_batch_is_read_in_place_as_long_as_it_is_the_same(graphs: list[int]) -> None:
     plain, ours = _pair()
     x, t = torch.randn(2, 3), torch.ones(1)
 
     def recorded_with(batch: dict[str, Any], t: Tensor = t) -> bool:
         before = len(graphs)
-        _same(ours(x, t, batch), plain(x, t, batch))
+        _assert_close(ours(x, t, batch), plain(x, t, batch))
         return len(graphs) > before
 
     def again(batch: dict[str, Any]) -> None:
@@ -125,13 +125,13 @@ def test_a_batch_is_read_where_it_is_as_long_as_it_is_the_same(graphs: list[int]
     batch["inner"]["mask"] = torch.zeros(2)
     assert not recorded_with(batch)
     assert len(_recordings(ours)) == 0
-    held = weakref.ref(batch["counts"])
+    counts = weakref.ref(batch["counts"])
     again(batch)
-    graphs_hold = _recordings(ours)
+    recordings = _recordings(ours)
     del batch
-    graphs_hold.clear()  # the stand-in for graphs holds what it runs again; real ones do not
+    recordings.clear()  # the fixture's graphs keep the function that they run; real ones do not
     gc.collect()
-    assert held() is None
+    assert counts() is None
 
 
 @torch.no_grad()
@@ -140,12 +140,12 @@ def test_a_cache_that_the_first_call_fills(graphs: list[int]) -> None:
     batch, caches = _batch(1, 2), ({}, {})
     for n in range(EAGER_CALLS + 3):
         x, t = torch.randn(2, 3), torch.full([1], float(n))
-        _same(ours(x, t, batch, cache=caches[0]), plain(x, t, batch, cache=caches[1]))
+        _assert_close(ours(x, t, batch, cache=caches[0]), plain(x, t, batch, cache=caches[1]))
     assert len(graphs) == 2  # the second call was the first of its kind
 
 
-class Given(Step):
-    """A step whose forward is given by a test."""
+class StepOf(Step):
+    """A step with the forward of a test."""
 
     def __init__(self, how: Callable[[Tensor, Tensor, Any], Any]) -> None:
         super().__init__()
@@ -156,49 +156,47 @@ class Given(Step):
 
 
 def _step(how: Callable[[Tensor, Tensor, Any], Any]) -> Any:
-    return to_fused(Given(how).eval(), cuda_graphs=True)
+    return to_fused(StepOf(how).eval(), cuda_graphs=True)
 
 
-def _reads_what_was_written_over(x: Tensor, t: Tensor, batch: Any) -> Tensor:
-    known = torch.zeros(2)
-    known[:1] = t
-    return x * int(known.sum())
+def _reads_overwritten(x: Tensor, t: Tensor, batch: Any) -> Tensor:
+    buffer = torch.zeros(2)
+    buffer[:1] = t
+    return x * int(buffer.sum())
 
 
-def _reads_what_was_written_twice(x: Tensor, t: Tensor, batch: Any) -> Tensor:
-    known = torch.zeros(2).mul_(t)
-    known.add_(t.expand(2)).add_(x[0, 0])
-    return x * int(known.add_(1).sum())
+def _reads_written_twice(x: Tensor, t: Tensor, batch: Any) -> Tensor:
+    buffer = torch.zeros(2).mul_(t)
+    buffer.add_(t.expand(2)).add_(x[0, 0])
+    return x * int(buffer.add_(1).sum())
 
 
 READS: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
-    "what changes": lambda x, t, batch: x * (2 if t.sum() > 3 else 1),
-    "what nobody filled": lambda x, t, batch: (
+    "a changing value": lambda x, t, batch: x * (2 if t.sum() > 3 else 1),
+    "uninitialised memory": lambda x, t, batch: (
         x * int(torch.empty(2, dtype=torch.int64).copy_(t.long().expand(2)).sum())
     ),
-    "what is drawn": lambda x, t, batch: x * int(torch.randint(9, [1])),
-    "what was written over": _reads_what_was_written_over,
-    "what was written twice": _reads_what_was_written_twice,
-    "how often to repeat": lambda x, t, batch: torch.repeat_interleave(
+    "a random number": lambda x, t, batch: x * int(torch.randint(9, [1])),
+    "overwritten memory": _reads_overwritten,
+    "memory written twice": _reads_written_twice,
+    "a number of repeats": lambda x, t, batch: torch.repeat_interleave(
         x, t.long().expand(2), dim=0
     ),
 }
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("what", READS)
-def test_a_number_that_may_be_another_next_time_is_not_taken_for_a_constant(
-    graphs: list[int], what: str
-) -> None:
-    how, batch = READS[what], _batch(1, 2)
+@pytest.mark.parametrize("case", READS)
+def test_a_number_that_may_change_is_not_taken_for_a_constant(graphs: list[int], case: str) -> None:
+    how, batch = READS[case], _batch(1, 2)
     ours = _step(how)
     with pytest.warns(RuntimeWarning, match="cannot be recorded: the host waits for a number"):
         for n in range(EAGER_CALLS + 2):
             x, t = torch.randn(2, 3), torch.full([1], float(n))
             torch.manual_seed(n)
-            made = ours(x, t, batch)
+            result = ours(x, t, batch)
             torch.manual_seed(n)
-            assert torch.equal(made, how(x, t, batch))
+            assert torch.equal(result, how(x, t, batch))
     assert not graphs
 
 
@@ -208,9 +206,9 @@ def _products(x: Tensor, t: Tensor, batch: Any) -> Tensor:
 
 
 def _in_place(x: Tensor, t: Tensor, batch: Any) -> tuple[Tensor, ...]:
-    known = torch.zeros(2, 4).scatter_(1, batch["counts"][:, None], 1.0)
-    summed = known * 2
-    summed += known
+    one_hot = torch.zeros(2, 4).scatter_(1, batch["counts"][:, None], 1.0)
+    summed = one_hot * 2
+    summed += one_hot
     read_before = x * 3
     half = read_before / 2
     read_before.add_(1)
@@ -221,7 +219,7 @@ def _in_place(x: Tensor, t: Tensor, batch: Any) -> tuple[Tensor, ...]:
     begun = torch.zeros(3)
     begun[:2] += x.sum(0)[:2]
     begun[1:] += t
-    return summed * t, half * t, read_before * t, double + mixed, begun, known
+    return summed * t, half * t, read_before * t, double + mixed, begun, one_hot
 
 
 def _several(x: Tensor, t: Tensor, batch: Any) -> tuple[Tensor, ...]:
@@ -232,14 +230,14 @@ def _several(x: Tensor, t: Tensor, batch: Any) -> tuple[Tensor, ...]:
 
 @MODES
 @pytest.mark.parametrize("how", [_products, _in_place, _several])
-def test_what_follows_from_what_stays_is_made_once(
+def test_results_of_unchanging_tensors_are_computed_once(
     graphs: list[int], mode: Callable[[], Any], how: Callable[..., Any]
 ) -> None:
     ours, batch, x = _step(how), _batch(1, 2), torch.randn(2, 3)
     for n in range(EAGER_CALLS + 4):
         t = torch.full([1], float(n))
         with mode():
-            _same(ours(x, t, batch), how(x, t, batch))
+            _assert_close(ours(x, t, batch), how(x, t, batch))
     assert len(graphs) == 4
     (only,) = _recordings(ours).values()
     assert only.constants[1]
@@ -259,7 +257,7 @@ def test_tensors_that_the_caller_changes_in_place(
             batch["unused"].add_(1)
             if n % 11 == 10:
                 x.add_(t)
-            _same(ours(x, t, batch), _products(x, t, batch))
+            _assert_close(ours(x, t, batch), _products(x, t, batch))
     assert len(graphs) >= EAGER_CALLS
 
 
@@ -270,7 +268,7 @@ def test_weights_that_an_optimizer_changed_are_read_again(graphs: list[int]) -> 
     for _ in range(2):
         for n in range(EAGER_CALLS + 2):
             t = torch.full([1], float(n))
-            _same(ours(x, t, batch), plain(x, t, batch))
+            _assert_close(ours(x, t, batch), plain(x, t, batch))
         for step in (plain, ours):
             step.inner.weight.add_(1)
     assert len(graphs) == 4
@@ -278,14 +276,14 @@ def test_weights_that_an_optimizer_changed_are_read_again(graphs: list[int]) -> 
 
 @MODES
 def test_a_tensor_that_a_step_changes_is_copied(graphs: list[int], mode: Callable[[], Any]) -> None:
-    """Tensors of inference mode do not tell that they changed."""
+    """Inference tensors have no version counter."""
     ours = _step(lambda x, t, batch: (batch["sum"].add_(t), x))
     with mode():
         batch, x = {"sum": torch.zeros(1)}, torch.zeros(2)
         for n in range(EAGER_CALLS + 2):
             batch["sum"].fill_(1.0)
-            made, same = ours(x, torch.full([1], float(n)), batch)
-            assert made.item() == 1 + n and torch.equal(same, x)
+            total, same = ours(x, torch.full([1], float(n)), batch)
+            assert total.item() == 1 + n and torch.equal(same, x)
     assert len(graphs) == 2
 
 
@@ -373,7 +371,7 @@ def test_a_roll_out_of_a_model_in_training_is_not_recorded(
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_recording_cut_short_leaves_earlier_ones_whole(device: str) -> None:
+def test_on_a_gpu_a_failed_recording_leaves_earlier_ones_intact(device: str) -> None:
     if device != "cuda":
         pytest.skip("records real CUDA graphs")
     gpu = torch.device("cuda", torch.cuda.current_device())

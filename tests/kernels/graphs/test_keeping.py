@@ -1,4 +1,4 @@
-"""`to_fused(model, keep=...)`: which blocks make their forward pass again for the backward pass."""
+"""`to_fused(model, keep=...)`: blocks that recompute their forward pass for the backward pass."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RESIDUES, SEQUENCES = 5, 3
 
 
 class Stack(nn.Module):
-    """Blocks as the projects hold them, with an attribute for their own checkpointing."""
+    """A stack of blocks as in the projects, with an attribute for its own checkpointing."""
 
     def __init__(self, blocks: int = 2) -> None:
         super().__init__()
-        made = [randomised(evoformer_block()) for _ in range(blocks)]
-        self.blocks = nn.ModuleList(made)
+        parts = [randomised(evoformer_block()) for _ in range(blocks)]
+        self.blocks = nn.ModuleList(parts)
         self.blocks_per_ckpt = 1
 
     def forward(self, m: Tensor, z: Tensor) -> Tensor:
@@ -44,16 +44,16 @@ def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """Every forward pass of a block."""
-    seen: list[nn.Module] = []
+    modules: list[nn.Module] = []
     forward = EvoformerBlock.forward
 
     @functools.wraps(forward)
     def counted(self: EvoformerBlock, *args: Any, **options: Any) -> Any:
-        seen.append(self)
+        modules.append(self)
         return forward(self, *args, **options)
 
     monkeypatch.setattr(EvoformerBlock, "forward", counted)
-    return seen
+    return modules
 
 
 def _stack(device: str = "cpu") -> Stack:
@@ -73,8 +73,8 @@ def _step(stack: Stack, seed: int = 1, residues: int = RESIDUES) -> list[Tensor 
     return [loss, *(t.grad for t in (m, z, *stack.parameters())), torch.rand(3, device=device)]
 
 
-def _same(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
-    for a, b in zip(found, expected, strict=True):
+def _assert_equal(actual: list[Tensor | None], expected: list[Tensor | None]) -> None:
+    for a, b in zip(actual, expected, strict=True):
         assert (a is None and b is None) or torch.equal(a, b)  # type: ignore[arg-type]
 
 
@@ -82,34 +82,34 @@ def _same(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
 def test_losses_gradients_and_dropout_are_the_same(keep: Any) -> None:
     plain = _stack()
     assert any(getattr(module, "r", 0.0) for module in plain.modules())  # it drops
-    _same(_step(to_fused(copy.deepcopy(plain), keep=keep)), _step(plain))
+    _assert_equal(_step(to_fused(copy.deepcopy(plain), keep=keep)), _step(plain))
 
 
 def test_within_the_budget_blocks_keep_in_the_order_of_their_calls(calls: list[nn.Module]) -> None:
     stack = to_fused(_stack(), keep=1.0)
     budget: Any = stack.blocks[0].budget
     _step(stack)
-    whole = sum(kept for _, kept in budget._blocks.values())
-    found = {}
+    total = sum(nbytes for _, nbytes in budget._blocks.values())
+    counts = {}
     for share in (1.0, 0.75, 0.25):
-        budget.limit = share * whole
+        budget.limit = share * total
         budget._blocks.clear()
         _step(stack)  # counts
         calls.clear()
         _step(stack)
-        found[share] = [calls.count(block) for block in stack.blocks]
-    assert found == {1.0: [1, 1], 0.75: [1, 2], 0.25: [2, 2]}
+        counts[share] = [calls.count(block) for block in stack.blocks]
+    assert counts == {1.0: [1, 1], 0.75: [1, 2], 0.25: [2, 2]}
 
 
 def test_a_longer_sample_is_counted_again(calls: list[nn.Module]) -> None:
     stack = to_fused(_stack(), keep=2e-3)
-    found = []
+    counts = []
     for residues in (RESIDUES, 4 * RESIDUES, RESIDUES):
         _step(stack, residues=residues)
         calls.clear()
         _step(stack, residues=residues)
-        found.append(len(calls))
-    assert found[0] == 2 and found[1] > 2 and found[2] == found[1]
+        counts.append(len(calls))
+    assert counts[0] == 2 and counts[1] > 2 and counts[2] == counts[1]
 
 
 def test_a_stack_s_own_checkpointing_comes_back() -> None:
@@ -117,14 +117,14 @@ def test_a_stack_s_own_checkpointing_comes_back() -> None:
     assert stack.blocks_per_ckpt is None
     for again in (copy.deepcopy(stack), pickle.loads(pickle.dumps(stack))):
         assert [type(a) for a in again.modules()] == [type(a) for a in stack.modules()]
-        _same(_step(again), _step(stack))
+        _assert_equal(_step(again), _step(stack))
     assert to_fused(stack).blocks_per_ckpt == 1
     assert to_torch(to_fused(stack, keep="all")).blocks_per_ckpt == 1
-    stack.blocks[1] = nn.Identity()  # nothing of ours recomputes that
+    stack.blocks[1] = nn.Identity()  # not a fused block: it has no budget
     assert to_fused(stack, keep="blocks").blocks_per_ckpt == 1
 
 
-def test_in_another_s_checkpoint_a_block_is_made_again_once(calls: list[nn.Module]) -> None:
+def test_inside_another_checkpoint_a_block_is_recomputed_once(calls: list[nn.Module]) -> None:
     stack = to_fused(_stack(), keep="blocks")
     m, z = torch.randn(1, 3, 5, 16, requires_grad=True), torch.randn(1, 5, 5, 16)
     torch.utils.checkpoint.checkpoint(stack, m, z, use_reentrant=False).backward()
@@ -132,7 +132,7 @@ def test_in_another_s_checkpoint_a_block_is_made_again_once(calls: list[nn.Modul
 
 
 @pytest.mark.parametrize("keep", ["some", -1.0])
-def test_another_word_is_refused(keep: Any) -> None:
+def test_other_values_of_keep_are_refused(keep: Any) -> None:
     with pytest.raises(ValueError, match=f"keep is {keep!r}, not 'all', 'blocks' or a number"):
         to_fused(nn.Linear(2, 2), keep=keep)
 
@@ -140,10 +140,10 @@ def test_another_word_is_refused(keep: Any) -> None:
 def test_recorded_blocks_recompute_and_hold_nothing(graphs: list[int]) -> None:
     plain, ours = _stack(), to_fused(_stack(), cuda_graphs=True, keep="blocks")
     for seed in range(3):
-        for found, expected in zip(_step(ours, seed), _step(plain, seed), strict=True):
-            assert (found is None) == (expected is None)
-            if found is not None and expected is not None:
-                error = (found - expected).abs().max()
+        for actual, expected in zip(_step(ours, seed), _step(plain, seed), strict=True):
+            assert (actual is None) == (expected is None)
+            if actual is not None and expected is not None:
+                error = (actual - expected).abs().max()
                 assert error <= 1e-5 * expected.abs().max() + 1e-4  # some vanish
     assert len(graphs) == 3 * 2 * 2
     m, z = torch.randn(1, 3, 5, 16, requires_grad=True), torch.randn(1, 5, 5, 16)
@@ -161,4 +161,4 @@ def test_on_a_gpu_recorded_blocks_recompute_with_the_same_bits(device: str) -> N
     eager = to_fused(_stack("cuda"), keep="blocks")
     ours = to_fused(_stack("cuda"), cuda_graphs=True, keep="blocks")
     for seed in range(4):
-        _same(_step(ours, seed, 64), _step(eager, seed, 64))
+        _assert_equal(_step(ours, seed, 64), _step(eager, seed, 64))

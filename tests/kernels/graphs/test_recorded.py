@@ -1,4 +1,4 @@
-"""`to_fused(model, cuda_graphs=True)`: what is recorded, when, and what leaves a recording."""
+"""`to_fused(model, cuda_graphs=True)`: when calls are recorded, and what they return."""
 
 from __future__ import annotations
 
@@ -69,28 +69,28 @@ def test_results_and_gradients_are_those_of_the_eager_module(graphs: list[int]) 
     ready: list[Tensor] = []  # as DDP learns that a gradient is there
     ours.inner.weight.register_post_accumulate_grad_hook(ready.append)
     for n in range(3):
-        found = []
+        steps = []
         for module in (plain, ours):
             torch.manual_seed(n)
             x, y = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
             module.zero_grad()
             results = module(x, y, power=2)
             assert not results[1].requires_grad
-            found.append([*results, *_grads(module, results, [x])])
+            steps.append([*results, *_grads(module, results, [x])])
             with torch.no_grad():
                 for parameter in module.parameters():
                     parameter.sub_(0.1)  # an optimizer's step reaches the recording
-        _same(*found)
+        _same(*steps)
     assert len(graphs) == 6
     assert len(ready) == 3 and all(t is ours.inner.weight for t in ready)
 
 
-def test_what_left_a_recording_does_not_change(graphs: list[int]) -> None:
+def test_results_of_a_recording_do_not_change(graphs: list[int]) -> None:
     _, ours = _pair()
     y = torch.ones(4, 3)
     first = ours(torch.randn(4, 3, requires_grad=True), y)
     _grads(ours, first, [])
-    kept = [t.clone() for t in first]
+    copies = [t.clone() for t in first]
     for _ in range(2):  # gradients of three steps add up
         x = torch.randn(4, 3, requires_grad=True)
         later = ours(x, y)
@@ -99,23 +99,23 @@ def test_what_left_a_recording_does_not_change(graphs: list[int]) -> None:
         alone = torch.autograd.grad(ours(x, y)[0].sin().sum(), list(ours.inner.parameters()))
         for parameter, old, new in zip(ours.inner.parameters(), before, alone, strict=True):
             assert torch.allclose(parameter.grad, old + new)
-    _same(kept, first)
+    _same(copies, first)
 
 
 def test_two_calls_before_a_backward_have_a_recording_each(graphs: list[int]) -> None:
     plain, ours = _pair()
-    found = []
+    steps = []
     for module in (plain, ours):
         torch.manual_seed(1)
         x = torch.randn(4, 3, requires_grad=True)
         module(x, x)  # thrown away: what it took is free again
         results = module(module(x, x)[0], x)
-        found.append([*results, *_grads(module, results, [x])])
-    _same(*found)
+        steps.append([*results, *_grads(module, results, [x])])
+    _same(*steps)
     assert _recordings(ours) == 2
 
 
-def test_a_second_backward_is_refused_once_the_recording_went_on(graphs: list[int]) -> None:
+def test_a_second_backward_is_refused_after_another_forward(graphs: list[int]) -> None:
     _, ours = _pair()
     x = torch.randn(4, 3, requires_grad=True)
     result = ours(x, x)[0].sum()
@@ -169,7 +169,7 @@ def test_results_that_are_none_an_input_or_changed_in_place(graphs: list[int]) -
     assert len(graphs) == 2
 
 
-def test_moved_parameters_are_recorded_anew(graphs: list[int]) -> None:
+def test_moved_parameters_are_recorded_again(graphs: list[int]) -> None:
     _, ours = _pair()
     x = torch.randn(4, 3)
     before = ours(x, x)[0]
@@ -187,7 +187,7 @@ def test_moved_parameters_are_recorded_anew(graphs: list[int]) -> None:
             ours(x, x)
 
 
-def test_a_rate_that_changes_is_recorded_anew(graphs: list[int]) -> None:
+def test_a_rate_that_changes_is_recorded_again(graphs: list[int]) -> None:
     plain, ours = _pair()
     for module in (plain, ours):
         module.inner.register_forward_hook(lambda layer, _, out: out * layer.factor)
@@ -236,7 +236,7 @@ def test_recordings_die_with_their_module(
     assert [ref() for ref in held] == [None, None]
 
 
-def test_what_a_compiler_left_in_cycles_is_gone_before_a_recording(
+def test_cycles_of_a_compiler_are_collected_before_a_recording(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As `torch.compile` leaves the first pass: its nodes belong to the stream of that pass."""
@@ -261,7 +261,7 @@ def test_what_a_compiler_left_in_cycles_is_gone_before_a_recording(
     assert inside == [None]
 
 
-def test_what_cannot_be_recorded_runs_eagerly(
+def test_functions_that_cannot_be_recorded_run_eagerly(
     graphs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, ours = _pair()

@@ -48,9 +48,9 @@ def run(module: nn.Module, atoms: int, present: int, device: str) -> list[Tensor
 
 
 def recordings(module: nn.Module) -> list[int]:
-    """Those of each block."""
-    found = [recorded._states[block][True]._recordings for block in module.blocks]
-    return [sum(map(len, one.values())) for one in found]
+    """Number of recordings of each block."""
+    by_block = [recorded._states[block][True]._recordings for block in module.blocks]
+    return [sum(map(len, recordings.values())) for recordings in by_block]
 
 
 @pytest.mark.parametrize("keep", [None, "blocks"])
@@ -61,7 +61,7 @@ def test_crops_of_other_atoms_share_a_recording(
     fused = to_fused(module, cuda_graphs=True, keep=keep)
     for atoms, present, count in ((100, 100, 1), (128, 90, 1), (77, 77, 1), (130, 129, 2)):
         with plain_versions():
-            ours, theirs = (run(one, atoms, present, "cpu") for one in (fused, plain))
+            ours, theirs = (run(m, atoms, present, "cpu") for m in (fused, plain))
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
         assert recordings(fused) == [count, count]
@@ -78,7 +78,7 @@ def test_recorded_they_are_the_same_bits_as_called(module: nn.Module, keep: str)
     fused = to_fused(module, cuda_graphs=True, keep=keep)
     for atoms in (1024, 896, 1024):  # multiples: padded, matrices would have other shapes
         with torch.autocast("cuda", torch.bfloat16):
-            ours, theirs = (run(one, atoms, atoms - 50, "cuda") for one in (fused, called))
+            ours, theirs = (run(m, atoms, atoms - 50, "cuda") for m in (fused, called))
         assert torch.equal(ours[0], theirs[0])
         for a, b in zip(ours[1:], theirs[1:], strict=True):
             assert (a - b).norm() <= 1e-2 * b.norm()

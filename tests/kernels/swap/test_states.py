@@ -44,7 +44,7 @@ def _two(name: str, device: str) -> tuple[nn.Module, nn.Module]:
     return module.to(device), fused.to(device)
 
 
-def _given(device: str) -> tuple[Tensor, Tensor]:
+def _inputs(device: str) -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
     return torch.randn(1, N, N, C, device=device), torch.ones(1, N, N, device=device)
 
@@ -102,7 +102,7 @@ def test_however_it_is_called_it_gives_what_the_modules_own_forward_gives(
 ) -> None:
     module, fused = _two(name, device)
     run = TRANSFORMS[transform]
-    _close(run(fused, *_given(device)), run(module, *_given(device)))
+    _close(run(fused, *_inputs(device)), run(module, *_inputs(device)))
 
 
 @makers
@@ -114,7 +114,7 @@ def test_weights_may_have_strides(name: str, device: str) -> None:
         stored = parameter.data.t().contiguous().t() if turned else parameter.data.expand(2, -1)
         parameter.data = stored if turned else stored.t().contiguous()[:, 0]
     assert not any(p.is_contiguous() for p in fused.parameters())
-    _close(_gradients(fused, *_given(device)), _gradients(module, *_given(device)))
+    _close(_gradients(fused, *_inputs(device)), _gradients(module, *_inputs(device)))
 
 
 def _default_dtype() -> AbstractContextManager[Any]:

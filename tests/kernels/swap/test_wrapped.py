@@ -234,8 +234,8 @@ def test_a_model_computes_the_same_swapped_before_or_after_it_is_wrapped(
         for parameter in plain.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape))
     swapped, wrap = copy.deepcopy(plain), WRAPPERS[wrapper]
-    wanted_call = wrap(plain)
-    wanted = _results(wanted_call, [*plain.parameters()])
+    plain_call = wrap(plain)
+    expected = _results(plain_call, [*plain.parameters()])
     report = SwapReport()
     if first == "swapped":
         to_fused(swapped, report)
@@ -245,13 +245,13 @@ def test_a_model_computes_the_same_swapped_before_or_after_it_is_wrapped(
         to_fused(swapped, report)
     if wrapper == "torchao":
         reasons = {reason.split(" is a ")[-1] for reason in report.kept.values()}
-        kept = first == "wrapped" and model != "plain torch"  # whose drop-ins read no linear layer
-        assert reasons == ({"Int8Tensor, which kernels cannot read"} if kept else set())
+        is_kept = first == "wrapped" and model != "plain torch"  # drop-ins read no linear layer
+        assert reasons == ({"Int8Tensor, which kernels cannot read"} if is_kept else set())
     if wrapper == "export":
         call = wrap(swapped)
     with plain_versions():
-        found = _results(call, [*swapped.parameters()])
-    for ours, theirs in zip(found, wanted, strict=True):
+        results = _results(call, [*swapped.parameters()])
+    for ours, theirs in zip(results, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
     assert not any(isinstance(m, Fused) for m in to_torch(swapped).modules())
 

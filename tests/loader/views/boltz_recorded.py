@@ -1,4 +1,4 @@
-"""What Boltz drew for a recorded crop or sample, its alignments, and its ligands' atom orders."""
+"""Boltz's recorded draws for crops and samples, its alignments, and its ligands' atom orders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.loader.views.packs import Given, Recording, entry_view, name_codes, recorded_calls
+from tests.loader.views.packs import Recording, SampleInputs, entry_view, name_codes, recorded_calls
 
 from evofeed.featurize.formats.a3m import parse_a3m
 from evofeed.loader.counter_rng import Purpose
@@ -75,10 +75,10 @@ class RecordedDraws(SampleDraws):
         return int(self.take(purpose))
 
     def subset(self, purpose: Purpose, values: np.ndarray, count: int) -> np.ndarray:
-        found = np.asarray(self.take(purpose))
-        assert len(found) == count
-        assert np.isin(found, values).all()
-        return found
+        chosen = np.asarray(self.take(purpose))
+        assert len(chosen) == count
+        assert np.isin(chosen, values).all()
+        return chosen
 
     def normal_moves(
         self, moved: np.ndarray, turn: Purpose, shift: Purpose
@@ -87,34 +87,34 @@ class RecordedDraws(SampleDraws):
         return rotations(turns), np.reshape(self.take(shift), (len(moved), 3))
 
 
-def crop_again(view: EntryView, about: dict[str, Any]) -> dict[str, Any]:
-    """A further crop, by the draws and names of the recording."""
-    config = BoltzConfig(max_tokens=about["max_tokens"], max_atoms=about["max_atoms"])
-    draws = RecordedDraws([(one["fn"], one["site"], one["result"]) for one in about["draws"]])
-    point = _datapoint(view, about)
+def crop_again(view: EntryView, meta: dict[str, Any]) -> dict[str, Any]:
+    """Another recorded crop, from the draws and with the names of the recording."""
+    config = BoltzConfig(max_tokens=meta["max_tokens"], max_atoms=meta["max_atoms"])
+    draws = RecordedDraws([(call["fn"], call["site"], call["result"]) for call in meta["draws"]])
+    point = _datapoint(view, meta)
     if not point:  # Boltz's validation: any interface, else any chain
         valid = view.chain_valid[view.interface_chain].all(1)
         named = view.interface_chain[valid] if valid.any() else view.chain_valid.nonzero()[0]
         point = np.atleast_1d(named[int(draws.calls.pop(1)[2])]).tolist()
-    kept = crop_tokens(view, point, draws, config)
+    tokens = crop_tokens(view, point, draws, config)
     assert not draws.calls
-    return {"token_idx": kept}
+    return {"token_idx": tokens}
 
 
-def _datapoint(view: EntryView, about: dict[str, Any]) -> list[int]:
-    if about.get("interface_id") is not None:
-        return [int(chain) for chain in view.interface_chain[about["interface_id"]]]
-    return [] if about.get("chain_id") is None else [int(about["chain_id"])]
+def _datapoint(view: EntryView, metadata: dict[str, Any]) -> list[int]:
+    if metadata.get("interface_id") is not None:
+        return [int(chain) for chain in view.interface_chain[metadata["interface_id"]]]
+    return [] if metadata.get("chain_id") is None else [int(metadata["chain_id"])]
 
 
-def given(pack: Path, sample: Recording) -> Given:
-    """What a recorded sample was made of."""
+def inputs_of(pack: Path, sample: Recording) -> SampleInputs:
+    """The inputs of a recorded sample."""
     view, meta = boltz_view(pack, sample.meta["entry"]), sample.meta
     calls = [(site["fn"], site["site"][0], value) for site, value in recorded_calls(sample)]
-    assert "__getitem__" in calls[0][1]  # the data set, of one
+    assert "__getitem__" in calls[0][1]  # the only data set
     sizes = {name: meta[name] for name in ("max_tokens", "max_atoms", "max_seqs")}
     config = BoltzConfig(**sizes, symmetries=True)
-    return Given(
+    return SampleInputs(
         view,
         alignments_of_view(pack, view),
         _datapoint(view, meta),
@@ -145,20 +145,20 @@ def boltz_view(pack: Path, entry: str) -> EntryView:
     orders = list(view.molecule_orders)
     for number, name in enumerate(view.molecule_name):
         if f"{name}.perm" in listed:
-            orders[number] = _of_present(view, number, name, listed)
+            orders[number] = _orders_of_present(view, number, name, listed)
     return dataclasses.replace(view, molecule_orders=tuple(orders))
 
 
-def _of_present(
+def _orders_of_present(
     view: EntryView, number: int, name: str, listed: dict[str, np.ndarray]
 ) -> np.ndarray:
-    """Orders of a whole component as orders of the atoms an entry has of it."""
-    own = view.atom_name[view.molecule_atom[number] : view.molecule_atom[number + 1]]
-    theirs = {tuple(row): at for at, row in enumerate(name_codes(listed[f"{name}.name"]).tolist())}
-    rows = np.array([theirs[tuple(row)] for row in own.tolist()])
-    place = np.full(len(theirs), -1)
-    place[rows] = np.arange(len(rows))
-    orders = place[listed[f"{name}.perm"][:, rows]]
+    """Orders of a complete component as orders of its atoms in an entry."""
+    names = view.atom_name[view.molecule_atom[number] : view.molecule_atom[number + 1]]
+    listed_names = name_codes(listed[f"{name}.name"]).tolist()
+    present = np.array([listed_names.index(codes) for codes in names.tolist()])
+    index = np.full(len(listed_names), -1)
+    index[present] = np.arange(len(present))
+    orders = index[listed[f"{name}.perm"][:, present]]
     return orders[(orders >= 0).all(1)]
 
 
@@ -170,15 +170,15 @@ def boltz_alignment(pack: Path, name: str) -> Alignment:
 
     def taxon(_source: str, header: str) -> str:
         first = header.split()[0] if header else ""
-        found = taxa.get(first.split("_")[1]) if first.startswith("UniRef100") else None
-        return "" if found is None else str(found)
+        number = taxa.get(first.split("_")[1]) if first.startswith("UniRef100") else None
+        return "" if number is None else str(number)
 
     files = ("pairing", "non_pairing")
-    return alignment_of(name, [(one, read_a3m(folder / f"{one}.a3m")) for one in files], taxon)
+    return alignment_of(name, [(file, read_a3m(folder / f"{file}.a3m")) for file in files], taxon)
 
 
 def read_a3m(path: Path, query: str = "") -> list[tuple[str, str]]:
-    """Headers and rows of a file, the first of them another query if there is one."""
+    """Headers and rows of a file; the first row is `query` if given."""
     parts = path.read_text().split(">")[1:]
     lines = (part.splitlines() for part in parts)
     rows = [(head[0], "".join(head[1:]).strip()) for head in lines]
@@ -189,8 +189,8 @@ def alignment_of(
     name: str, files: list[tuple[str, list[tuple[str, str]]]], species_of: Callable[[str, str], str]
 ) -> Alignment:
     """Rows of files, by their sources, as an `Alignment`; species by source and header."""
-    rows = [text for _, own in files for _, text in own]
-    species = [species_of(source, header) for source, own in files for header, _ in own]
+    rows = [text for _, entries in files for _, text in entries]
+    species = [species_of(source, header) for source, entries in files for header, _ in entries]
     msa = parse_a3m("".join(f">row\n{text}\n" for text in rows).encode())
     counts = np.bincount(msa.deletion_row, minlength=len(rows))
     codes = letter_codes(msa.letters)
@@ -202,8 +202,8 @@ def alignment_of(
         sources=tuple(source for source, _ in files),
         letters=unique,
         row_letters=number,
-        row_source=np.repeat(np.arange(len(files)), [len(own) for _, own in files]),
-        row_species=np.array([table.index(one) if one else -1 for one in species]),
+        row_source=np.repeat(np.arange(len(files)), [len(entries) for _, entries in files]),
+        row_species=np.array([table.index(name_) if name_ else -1 for name_ in species]),
         row_gapless=np.unique(np.array(bare), return_inverse=True)[1],
         species=table,
         deletion_start=np.append(0, np.cumsum(counts)),

@@ -1,4 +1,4 @@
-"""Small entries and alignments made for a test."""
+"""Small synthetic entries and alignments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evofeed.protein.residues import GAP, RESTYPES
 
 
 class MadeChain(NamedTuple):
-    """A chain: its entity, what it is, and its residues, each a name and a number of atoms."""
+    """A chain: its entity, its type, and its residues, each a name and a number of atoms."""
 
     name: str
     entity: int
@@ -27,7 +27,7 @@ def made_entry(
     alignments: tuple[str, ...] = (),
     seed: int = 0,
 ) -> EntryView:
-    """An entry whose ligands are split into atoms and whose coordinates are drawn."""
+    """An entry with ligands split into atoms and random coordinates."""
     rng = np.random.default_rng(seed)
     counts = [len(chain.residues) for chain in chains]
     residues = [residue for chain in chains for residue in chain.residues]
@@ -35,13 +35,13 @@ def made_entry(
     sizes = np.array([size for _, size in residues])
     starts = np.append(0, np.cumsum(sizes)).astype(np.int32)
     total = int(starts[-1])
-    fresh = np.repeat(ligand, sizes)
-    fresh[starts[:-1]] = True
-    first = np.flatnonzero(fresh).astype(np.int32)
+    starts_token = np.repeat(ligand, sizes)
+    starts_token[starts[:-1]] = True
+    first = np.flatnonzero(starts_token).astype(np.int32)
     token_residue = np.searchsorted(starts, first, side="right").astype(np.int32) - 1
     entities = np.array([chain.entity for chain in chains], np.int32)
     titles = sorted(set(residues))
-    molecule = np.array([titles.index(one) for one in residues], np.int32)
+    molecule = np.array([titles.index(residue) for residue in residues], np.int32)
     molecule_atom = np.append(0, np.cumsum([size for _, size in titles])).astype(np.int32)
     pairs = zip(molecule, sizes, strict=True)
     reference = [molecule_atom[m] + np.arange(size) for m, size in pairs]
@@ -94,7 +94,7 @@ def made_entry(
 def made_alignment(
     name: str, species: list[str], columns: int = 6, seed: int = 0, source: str = "uniprot_hits"
 ) -> Alignment:
-    """A query and a row for every species named (empty: none), all rows distinct, letters drawn."""
+    """A query and one row for every species ("" for none): distinct rows of random letters."""
     rng = np.random.default_rng(seed)
     rows = len(species) + 1
     letters = rng.integers(0, 20, [rows, columns]).astype(np.uint8)
@@ -118,7 +118,7 @@ def made_alignment(
 
 
 def made_templates(length: int, seed: int = 0) -> Templates:
-    """Three templates of a query of so many columns; atoms and residues are missing."""
+    """Three templates of a query of `length` columns, with missing atoms and residues."""
     rng = np.random.default_rng(seed)
     restype = rng.integers(0, 21, (3, length)).astype(np.uint8)
     position = rng.normal(size=(3, length, 4, 3), scale=15).astype(np.float32)

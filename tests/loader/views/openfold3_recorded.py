@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 from tests.loader.views.boltz_recorded import alignment_of, read_a3m
-from tests.loader.views.packs import Given, Recording, entry_view, openfold3_cache, recorded_calls
+from tests.loader.views.packs import (
+    Recording,
+    SampleInputs,
+    entry_view,
+    openfold3_cache,
+    recorded_calls,
+)
 
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws, rotations
@@ -39,7 +45,7 @@ class RecordedDraws(SampleDraws):
 
     @classmethod
     def of_sample(cls, view: EntryView, sample: Recording) -> RecordedDraws:
-        """Of a training sample: the calls of all sites in their order."""
+        """The draws of a training sample: the calls of all sites in order."""
         calls: list[tuple[str, Any]] = []
         for site, value in recorded_calls(sample):
             name = site["site"][0].rsplit(":", 1)[1]
@@ -55,10 +61,10 @@ class RecordedDraws(SampleDraws):
         return value
 
     def _queue(self, name: str) -> list[Any]:
-        """All results of a site, out of their order."""
-        found = [value for one, value in self.calls if one.startswith(name)]
+        """Removes and returns all results of a site."""
+        results = [value for site, value in self.calls if site.startswith(name)]
         self.calls = deque(call for call in self.calls if not call[0].startswith(name))
-        return found
+        return results
 
     def choice(self, purpose: Purpose, values: np.ndarray, *, per_call: bool = False) -> int:
         assert purpose is Purpose.CROP_CENTRE
@@ -106,55 +112,55 @@ class RecordedDraws(SampleDraws):
         return rows, size
 
 
-def crop_again(view: EntryView, about: dict[str, Any]) -> dict[str, Any]:
-    """A further crop, by the draws and names of the recording."""
-    weights = tuple(float(name == about["method"]) for name in STRATEGIES)
+def crop_again(view: EntryView, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Another recorded crop, from the draws and with the names of the recording."""
+    weights = tuple(float(name == metadata["method"]) for name in STRATEGIES)
     config = OpenFold3Config(
-        token_budget=about["token_budget"], max_chains=about["n_chains"], crop_weights=weights
+        token_budget=metadata["token_budget"], max_chains=metadata["n_chains"], crop_weights=weights
     )
-    calls = [(one["site"].rsplit(":", 1)[1], one["result"]) for one in about["draws"]]
+    calls = [(call["site"].rsplit(":", 1)[1], call["result"]) for call in metadata["draws"]]
     draws = RecordedDraws(view, calls)
-    crop = crop_entry(view, _datapoint(view, about["datapoint"]), draws, config)
-    assert crop.strategy.name.lower() == about["strategy"] and not draws.calls
+    crop = crop_entry(view, _datapoint(view, metadata["datapoint"]), draws, config)
+    assert crop.strategy.name.lower() == metadata["strategy"] and not draws.calls
     return {"token_id": crop.tokens, "chains": view.chain_name[crop.chains]}
 
 
 def _datapoint(view: EntryView, named: str | list[str]) -> tuple[int, ...]:
-    """Rows of the chain, or the two, that a sample was drawn for."""
+    """Rows of the one or two chains of a sample's datapoint."""
     names = [named] if isinstance(named, str) else named
     return tuple(int(np.flatnonzero(view.chain_name == name)[0]) for name in names)
 
 
-def given(pack: Path, sample: Recording) -> Given:
-    """What a recorded sample was made of."""
+def inputs_of(pack: Path, sample: Recording) -> SampleInputs:
+    """The inputs of a recorded sample."""
     view = entry_view("openfold3", pack, sample.meta["entry"])
     alignments, point = recorded_alignments(pack, view), _datapoint(view, sample.meta["datapoint"])
     view = with_conformers(view, sample)
     config = OpenFold3Config(token_budget=sample.meta["token_budget"])
-    return Given(view, alignments, point, RecordedDraws.of_sample(view, sample), config)
+    return SampleInputs(view, alignments, point, RecordedDraws.of_sample(view, sample), config)
 
 
 def named(features: dict[str, Any], sample: Recording) -> dict[str, Any]:
     """Features and permutations by the names of the recording."""
     orders = features["ref_space_uid_to_perm"]
-    found: dict[str, Any] = {f"feature.{name}": value for name, value in flat(features).items()}
-    return found | {
+    values: dict[str, Any] = {f"feature.{name}": value for name, value in flat(features).items()}
+    return values | {
         "permutation.uid": list(orders),
-        "permutation.rows": [one.shape[0] for one in orders.values()],
-        "permutation.cols": [one.shape[1] for one in orders.values()],
-        "permutation.values": [int(n) for one in orders.values() for n in one.ravel()],
+        "permutation.rows": [order.shape[0] for order in orders.values()],
+        "permutation.cols": [order.shape[1] for order in orders.values()],
+        "permutation.values": [int(n) for order in orders.values() for n in order.ravel()],
     }
 
 
 def flat(features: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Tensors of nested tables by the dotted names of the recording."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for name, value in features.items():
         if isinstance(value, dict) and name != "ref_space_uid_to_perm":
-            found |= flat(value, f"{prefix}{name}.")
+            flattened |= flat(value, f"{prefix}{name}.")
         elif not isinstance(value, dict):
-            found[prefix + name] = value
-    return found
+            flattened[prefix + name] = value
+    return flattened
 
 
 SOURCES = {
@@ -167,14 +173,14 @@ SOURCES = {
 
 def recorded_alignments(pack: Path, view: EntryView) -> list[Alignment]:
     """The alignments of an entry, their queries replaced by the sequences of its chains."""
-    stands_for = openfold3_cache(pack)["alignment_of_representative"]
-    return [_alignment(pack, name, stands_for[name]) for name in view.alignments]
+    folders = openfold3_cache(pack)["alignment_of_representative"]
+    return [_alignment(pack, name, folders[name]) for name in view.alignments]
 
 
 @functools.cache
 def _alignment(pack: Path, name: str, folder: str) -> Alignment:
-    about = json.loads((pack / "inputs" / "msa" / "index.json").read_text())
-    query = about.get(name, about[folder])["sequence"]
+    index = json.loads((pack / "inputs" / "msa" / "index.json").read_text())
+    query = index.get(name, index[folder])["sequence"]
     files = sorted((pack / "inputs" / "msa" / folder).glob("*.a3m"), key=lambda p: SOURCES[p.stem])
     rows = [(SOURCES[path.stem], read_a3m(path, query)) for path in files]
     return alignment_of(name, rows, _species)
@@ -191,11 +197,11 @@ def with_conformers(view: EntryView, sample: Recording) -> EntryView:
     stop = np.cumsum(arrays["conformer.atoms"])
     position = np.zeros([len(stop), *view.molecule_position.shape[1:]], np.float32)
     mask = np.ones(len(view.molecule_mask), bool)
-    for number, one in enumerate(arrays["conformer.component_id"] - 1):
-        own = slice(stop[number] - arrays["conformer.atoms"][number], stop[number])
-        atoms = view.residue_atom[np.searchsorted(view.residue_component, [one, one + 1])]
+    for number, row in enumerate(arrays["conformer.component_id"] - 1):
+        atom_slice = slice(stop[number] - arrays["conformer.atoms"][number], stop[number])
+        atoms = view.residue_atom[np.searchsorted(view.residue_component, [row, row + 1])]
         reference = view.atom_reference[slice(*atoms)]
-        # Atoms of the entry first, in its order; those it lacks are of no interest here.
-        position[number, reference] = arrays["conformer.pos"][own][: len(reference)]
-        mask[reference] &= arrays["conformer.used"][own][: len(reference)]
+        # The entry's atoms come first, in its order; those it lacks are not compared.
+        position[number, reference] = arrays["conformer.pos"][atom_slice][: len(reference)]
+        mask[reference] &= arrays["conformer.used"][atom_slice][: len(reference)]
     return dataclasses.replace(view, molecule_position=position, molecule_mask=mask)

@@ -1,4 +1,4 @@
-"""OpenFold3's own dataset over a recorded structure: what it makes of one training sample."""
+"""Training samples of OpenFold3's own dataset over a recorded structure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _UNUSED = {
     "pdbeccdutils.core": {"ccd_reader": None},
     "pdbeccdutils.core.ccd_reader": {"Component": object},
 }
-"""What OpenFold3 imports and a sample does not call, or can do without."""
+"""Packages that OpenFold3 imports and a sample does not need."""
 
 
 def openfold3_sample(
@@ -57,13 +57,13 @@ def openfold3_sample(
         "read_single_annotated_sdf",
         lambda file: rdkit_molecule(molecules[file.stem], path.parents[2], file.stem),
     )
-    own = type("Own", (base.BaseOF3Dataset,), {"__getitem__": None, "datapoint_cache": None})
-    dataset = object.__new__(own)
+    own_class = type("Own", (base.BaseOF3Dataset,), {"__getitem__": None, "datapoint_cache": None})
+    dataset = object.__new__(own_class)
     crop = settings.CropSettings().model_dump()
     crop["token_crop"] |= {"enabled": True, "token_budget": tokens}
     msa = settings.MSASettings()
-    about = openfold3_cache(path.parents[2])["training_cache"]["structure_data"][path.stem]
-    chains = {name: SimpleNamespace(**one) for name, one in about["chains"].items()}
+    meta = openfold3_cache(path.parents[2])["training_cache"]["structure_data"][path.stem]
+    chains = {name: SimpleNamespace(**chain) for name, chain in meta["chains"].items()}
     prepared = write_openfold3_set(folder / "set", path.parents[2], [path.stem])
     reference = SimpleNamespace(conformer_gen_strategy="use_fallback", set_fallback_to_nan=False)
     unused = "template_cache_directory template_structures_directory _ccd _ccd_file single_moltype"
@@ -79,7 +79,7 @@ def openfold3_sample(
         template=settings.TemplateSettings(),
         dataset_cache=SimpleNamespace(
             structure_data={
-                path.stem: SimpleNamespace(chains=chains, resolution=about["resolution"])
+                path.stem: SimpleNamespace(chains=chains, resolution=meta["resolution"])
             },
             reference_molecule_data=defaultdict(lambda: reference),
         ),
@@ -94,12 +94,14 @@ def openfold3_sample(
             )
         ),
     )
-    made: dict[str, Any] = dataset.create_all_features(path.stem, point, False, False)["features"]
-    return made
+    features: dict[str, Any] = dataset.create_all_features(path.stem, point, False, False)[
+        "features"
+    ]
+    return features
 
 
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules in place of packages that OpenFold3 imports and these tests do not use."""
+    """Stubs of packages that OpenFold3 imports and these tests do not use."""
     for name, values in _UNUSED.items():
         stub = ModuleType(name)
         vars(stub).update(values)

@@ -31,7 +31,7 @@ OPENFOLD3_NAMES = (
 
 
 class Recording(NamedTuple):
-    """One file of a pack: what stands in its schema besides the arrays, and the arrays."""
+    """One file of a pack: the metadata of its schema, and the arrays."""
 
     meta: dict[str, Any]
     arrays: dict[str, Any]
@@ -39,8 +39,8 @@ class Recording(NamedTuple):
 
 def packs() -> list[Path]:
     """Folders laid out as `golden/allatom`; `EVOFEED_ALLATOM` may name others, by colons."""
-    named = [Path(one) for one in os.environ.get("EVOFEED_ALLATOM", "").split(":") if one]
-    return named or [golden_folder("allatom")]
+    folders = [Path(path) for path in os.environ.get("EVOFEED_ALLATOM", "").split(":") if path]
+    return folders or [golden_folder("allatom")]
 
 
 def recordings(pattern: str) -> list[Path]:
@@ -48,56 +48,56 @@ def recordings(pattern: str) -> list[Path]:
     return [path for pack in packs() for path in sorted(pack.glob(pattern))]
 
 
-def some_recordings(pattern: str, most: int) -> list[Path]:
+def some_recordings(pattern: str, limit: int) -> list[Path]:
     """The smallest files of all packs."""
-    return sorted(recordings(pattern), key=lambda one: one.stat().st_size)[:most]
+    return sorted(recordings(pattern), key=lambda path: path.stat().st_size)[:limit]
 
 
 def read(path: Path, prefix: str = "") -> Recording:
-    """A file decoded; with a prefix, the arrays below it alone and without it."""
+    """A decoded file; with a prefix, only the arrays below it, by names without the prefix."""
     with np.load(path) as members:
         schema = json.loads(members["__schema__"].tobytes())
         arrays = {
-            name.removeprefix(prefix): _decode(members, name, about)
-            for name, about in schema["arrays"].items()
-            if name.startswith(prefix) and about["enc"] != "struct"
+            name.removeprefix(prefix): _decode(members, name, encoding)
+            for name, encoding in schema["arrays"].items()
+            if name.startswith(prefix) and encoding["enc"] != "struct"
         }
     return Recording({k: v for k, v in schema.items() if k != "arrays"}, arrays)
 
 
-def _decode(members: Any, name: str, about: dict[str, Any]) -> Any:
-    if about["enc"] == "json":
-        return about["value"]
+def _decode(members: Any, name: str, encoding: dict[str, Any]) -> Any:
+    if encoding["enc"] == "json":
+        return encoding["value"]
     value = members[name]
-    if about["enc"] == "str":
+    if encoding["enc"] == "str":
         return value
-    shape, dtype = tuple(about["shape"]), about["dtype"].removeprefix("torch.")
-    if about["enc"] == "const":
+    shape, dtype = tuple(encoding["shape"]), encoding["dtype"].removeprefix("torch.")
+    if encoding["enc"] == "const":
         return np.full(shape, value[0], dtype)
-    if about["enc"] == "bits":
+    if encoding["enc"] == "bits":
         return np.unpackbits(value)[: int(np.prod(shape))].reshape(shape).astype(dtype)
-    if about["enc"] == "onehot":
-        index, whole = value.ravel().astype(np.int64), np.zeros(shape, dtype)
-        rows = whole.reshape(-1, shape[-1])  # most pages of it are never written
-        rows[(at := np.flatnonzero(index >= 0)), index[at]] = 1
+    if encoding["enc"] == "onehot":
+        index, dense = value.ravel().astype(np.int64), np.zeros(shape, dtype)
+        rows = dense.reshape(-1, shape[-1])  # most of its pages are never written
+        rows[(hot := np.flatnonzero(index >= 0)), index[hot]] = 1
         rows[index == -2] = 1
-        return whole
+        return dense
     return value.astype(dtype, copy=False).reshape(shape)
 
 
 def recorded_calls(sample: Recording) -> list[tuple[dict[str, Any], Any]]:
-    """Draws of a training sample, site and value, in the order they were made."""
+    """Draws of a training sample, site and value, in call order."""
     calls: list[tuple[int, dict[str, Any], Any]] = []
     for site in sample.meta["draws"]:
         sites = [site] * len(site["calls"])
-        given = [site.get("value")] * len(sites)
-        values = sample.arrays[f"draw.{site['array']}"] if "array" in site else given
+        constants = [site.get("value")] * len(sites)
+        values = sample.arrays[f"draw.{site['array']}"] if "array" in site else constants
         calls += zip(site["calls"], sites, values, strict=True)
     return [(site, value) for _, site, value in sorted(calls, key=lambda call: call[0])]
 
 
-class Given(NamedTuple):
-    """What a sample is planned of."""
+class SampleInputs(NamedTuple):
+    """The arguments of `plan_sample`."""
 
     view: Any
     alignments: list[Any]
@@ -113,9 +113,9 @@ def template_features(
     drawn = {name: value for name, value in packed.items() if name != "asym_id"}
     laid = lay_out_templates(drawn, config)
     laid["asym_id"] = pad(packed["asym_id"], config.token_budget)
-    made = slotted(laid)
-    fill_templates(made)
-    return {name: value for name, value in made.items() if name.startswith("template_")}
+    tensors = slotted(laid)
+    fill_templates(tensors)
+    return {name: value for name, value in tensors.items() if name.startswith("template_")}
 
 
 def slotted(laid: Laid, device: str = "cpu") -> dict[str, torch.Tensor]:
@@ -132,24 +132,24 @@ def assert_recorded(
     """Every tensor has the recorded shape, dtype and values; floats within `close`, else 1e-6."""
     wrong = []
     for name, value in ours.items():
-        wanted = theirs[name]
-        assert value.shape == wanted.shape, name
-        assert str(value.dtype).removeprefix("torch.") == str(wanted.dtype), name
-        if np.array_equal(value, wanted):  # most are, and `allclose` takes ten times as long
+        recorded = theirs[name]
+        assert value.shape == recorded.shape, name
+        assert str(value.dtype).removeprefix("torch.") == str(recorded.dtype), name
+        if np.array_equal(value, recorded):  # most are, and `allclose` takes ten times as long
             continue
         atol = close.get(name, 1e-6)
-        if wanted.dtype.kind != "f" or not np.allclose(value, wanted, rtol=rtol, atol=atol):
+        if recorded.dtype.kind != "f" or not np.allclose(value, recorded, rtol=rtol, atol=atol):
             wrong.append(name)
     assert not wrong
 
 
-def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> set[str]:
-    """Names of tensors that are not the same in both."""
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
+    """Names of tensors that differ."""
     return {
         name
-        for name, value in one.items()
+        for name, value in first.items()
         if isinstance(value, torch.Tensor)
-        and (value.shape != two[name].shape or not torch.equal(value, two[name]))
+        and (value.shape != second[name].shape or not torch.equal(value, second[name]))
     }
 
 
@@ -177,13 +177,13 @@ def _offsets(starts: np.ndarray, total: int) -> np.ndarray:
 
 def _aligned(names: list[str | None]) -> dict[str, Any]:
     """Columns of the names of the chains' alignments."""
-    known = tuple(sorted({one for one in names if one}))
-    rows = [known.index(one) if one else -1 for one in names]
-    return {"alignments": known, "chain_alignment": np.array(rows, np.int32)}
+    alignments = tuple(sorted({name for name in names if name}))
+    rows = [alignments.index(name) if name else -1 for name in names]
+    return {"alignments": alignments, "chain_alignment": np.array(rows, np.int32)}
 
 
 def _of_residues(names: np.ndarray, starts: np.ndarray, total: int) -> dict[str, Any]:
-    """Columns of residues each of which is a component and a molecule of its own."""
+    """Columns of residues that are each one component and one molecule."""
     rows, ends = np.arange(len(names), dtype=np.int32), _offsets(starts, total)
     return {
         "residue_name": names,
@@ -198,7 +198,7 @@ def _of_residues(names: np.ndarray, starts: np.ndarray, total: int) -> dict[str,
 
 
 def _runs(*columns: np.ndarray) -> np.ndarray:
-    """Where a new run begins in columns read together."""
+    """Starts of runs of equal rows in these columns."""
     new = np.zeros(len(columns[0]), bool)
     new[:1] = True
     for column in columns:
@@ -220,7 +220,7 @@ def alignments_of(view: EntryView) -> dict[int, str]:
 
 
 def rdkit_graph(pack: Path, name: str) -> Any:
-    """A recorded reference molecule of OpenFold3's."""
+    """A recorded reference molecule of OpenFold3."""
     from rdkit import Chem
 
     molecules = _openfold3_molecules(pack)
@@ -232,8 +232,8 @@ def rdkit_graph(pack: Path, name: str) -> Any:
         atom.SetFormalCharge(formal)
         atom.SetNoImplicit(True)
         graph.AddAtom(atom)
-    for one, two, kind in molecules[f"{name}.bonds"].tolist():
-        graph.AddBond(one, two, getattr(Chem.BondType, types.get(kind, "SINGLE")))
+    for first, second, kind in molecules[f"{name}.bonds"].tolist():
+        graph.AddBond(first, second, getattr(Chem.BondType, types.get(kind, "SINGLE")))
     return graph
 
 
@@ -247,21 +247,21 @@ def _openfold3_orders(pack: Path, name: str) -> np.ndarray:
 def _openfold3(pack: Path, entry: str) -> EntryView:
     atom = read(pack / "openfold3" / "structure" / f"{entry}.npz", "atom.").arrays
     cache = openfold3_cache(pack)
-    known = cache["training_cache"]["structure_data"].get(entry)
-    about = known or cache["metadata"]["structure_data"][entry]
+    training = cache["training_cache"]["structure_data"].get(entry)
+    meta = training or cache["metadata"]["structure_data"][entry]
     total = len(atom["chain_id"])
     chains = _runs(atom["chain_id"])
     residues = _runs(atom["chain_id"], atom["res_id"], atom["ins_code"], atom["res_name"])
     names = atom["chain_id"][chains].astype(np.str_)
     residue_chain = np.searchsorted(chains, residues, side="right") - 1
-    aligned = [about["chains"].get(name, {}).get("alignment_representative_id") for name in names]
-    whole = [about["chains"].get(name, {}).get("reference_mol_id") for name in names]
-    single = np.array([whole[chain] is not None for chain in residue_chain])
+    aligned = [meta["chains"].get(name, {}).get("alignment_representative_id") for name in names]
+    molecule_names = [meta["chains"].get(name, {}).get("reference_mol_id") for name in names]
+    single = np.array([molecule_names[chain] is not None for chain in residue_chain])
     fresh = np.ones(len(residues), bool)
     fresh[1:] = ~(single[1:] & (residue_chain[1:] == residue_chain[:-1]))
     component = np.cumsum(fresh) - 1
     titles = [
-        whole[chain] or name
+        molecule_names[chain] or name
         for chain, name in zip(residue_chain[fresh], atom["res_name"][residues][fresh], strict=True)
     ]
     molecules = tuple(sorted(set(titles)))
@@ -272,9 +272,9 @@ def _openfold3(pack: Path, entry: str) -> EntryView:
     component_atoms = _offsets(residues[fresh], total)
     rank = {name: number for number, name in enumerate(molecules)}
     for title, first, stop in zip(titles, component_atoms, component_atoms[1:], strict=False):
-        theirs = {name: i for i, name in enumerate(numbered(tables[f"{title}.name"]))}
-        own = numbered(atom["atom_name"][first:stop])
-        reference[first:stop] = [starts[rank[title]] + theirs[name] for name in own]
+        molecule_rows = {name: i for i, name in enumerate(numbered(tables[f"{title}.name"]))}
+        atom_names = numbered(atom["atom_name"][first:stop])
+        reference[first:stop] = [starts[rank[title]] + molecule_rows[name] for name in atom_names]
     joined = {
         part: np.concatenate([tables[f"{name}.{part}"] for name in molecules])
         for part in ("pos", "used", "element", "charge")
@@ -287,12 +287,12 @@ def _openfold3(pack: Path, entry: str) -> EntryView:
     types = np.array([codes.get(name, 20) for name in atom["res_name"][residues]], np.uint8)
     kinds = np.array([ChainType.PROTEIN, ChainType.RNA, ChainType.DNA, ChainType.LIGAND])
     entities = atom["entity_id"][chains].astype(np.int32)
-    interfaces = about["interfaces"]
-    pairs = [one.split("_") for one in interfaces] if isinstance(interfaces, dict) else interfaces
+    interfaces = meta["interfaces"]
+    pairs = [name.split("_") for name in interfaces] if isinstance(interfaces, dict) else interfaces
     row = {name: number for number, name in enumerate(names)}
     return EntryView(
         entry=entry,
-        resolution=float("nan") if about["resolution"] is None else about["resolution"],
+        resolution=float("nan") if meta["resolution"] is None else meta["resolution"],
         chain_name=names,
         chain_type=kinds[atom["molecule_type_id"][chains]].astype(np.uint8),
         chain_entity=entities,
@@ -348,7 +348,7 @@ def _boltz(pack: Path, entry: str) -> EntryView:
     chains, tokens = part("structure.chains."), part("tokens.table.")
     bonds, links = part("structure.bonds."), part("structure.connections.")
     number = np.searchsorted(residues["atom_idx"], tokens["atom_idx"], side="right") - 1
-    aligned = [one["msa_id"] for one in meta["record"]["chains"]]
+    aligned = [chain["msa_id"] for chain in meta["record"]["chains"]]
     between = part("structure.interfaces.")
     count, total = len(residues["name"]), len(atoms["element"])
     return EntryView(
@@ -360,7 +360,7 @@ def _boltz(pack: Path, entry: str) -> EntryView:
         chain_sym=chains["sym_id"],
         chain_valid=table["structure.mask"],
         chain_residue=_offsets(chains["res_idx"], count),
-        **_aligned([one if isinstance(one, str) else None for one in aligned]),
+        **_aligned([chain if isinstance(chain, str) else None for chain in aligned]),
         **_of_residues(residues["name"], residues["atom_idx"], total),
         residue_index=residues["res_idx"],
         residue_type=residues["res_type"].astype(np.uint8),
@@ -379,7 +379,7 @@ def _boltz(pack: Path, entry: str) -> EntryView:
         token_atomized=~residues["is_standard"][number],
         token_resolved=tokens["resolved_mask"],
         bond_atom=np.concatenate(
-            [np.stack([one["atom_1"], one["atom_2"]], 1) for one in (bonds, links)]
+            [np.stack([chain["atom_1"], chain["atom_2"]], 1) for chain in (bonds, links)]
         ).astype(np.int32),
         bond_type=np.concatenate([bonds["type"], 0 * links["atom_1"]]).astype(np.uint8),
         interface_chain=np.stack([between["chain_1"], between["chain_2"]], 1).astype(np.int32),
@@ -402,11 +402,11 @@ def _protenix(pack: Path, entry: str) -> ProtenixView:
     names = atom["chain_id"][chains].astype(np.str_)
     row = {name: number for number, name in enumerate(names)}
     pairs = [
-        (row[one["chain_1_id"]], row[one["chain_2_id"]])
-        for one in meta["indices"]
-        if one["type"] == "interface"
+        (row[x["chain_1_id"]], row[x["chain_2_id"]])
+        for x in meta["indices"]
+        if x["type"] == "interface"
     ]
-    kinds = {one.name.lower(): one for one in ChainType}
+    kinds = {x.name.lower(): x for x in ChainType}
     lookup = [kinds[name] for name in atom["chain_mol_type"][chains].tolist()]
     sizes = np.diff(_offsets(residues, total))
     numbers = {name: number for number, name in enumerate(ELEMENTS, 1)}
@@ -427,16 +427,16 @@ def _protenix(pack: Path, entry: str) -> ProtenixView:
         chain_sym=atom["sym_id_int"][chains].astype(np.int32),
         chain_valid=np.ones(len(names), bool),
         chain_asym=atom["asym_id_int"][chains].astype(np.int32),
-        chain_polymer=np.array([_POLYMERS[polymers.get(one, "")] for one in entities], np.uint8),
+        chain_polymer=np.array([_POLYMERS[polymers.get(x, "")] for x in entities], np.uint8),
         chain_residue=_offsets(np.searchsorted(residues, chains), len(residues)),
-        **_aligned([one if one in polymers else None for one in entities]),
+        **_aligned([x if x in polymers else None for x in entities]),
         **_of_residues(atom["res_name"][residues], residues, total),
         residue_index=atom["res_id"][residues].astype(np.int32),
         residue_type=types,
-        residue_kind=np.array([kinds[one] for one in atom["mol_type"][residues]], np.uint8),
+        residue_kind=np.array([kinds[x] for x in atom["mol_type"][residues]], np.uint8),
         residue_present=np.add.reduceat(resolved, residues) > 0,
         atom_name=name_codes(atom["atom_name"]),
-        atom_element=np.array([numbers.get(one, 0) for one in atom["element"]], np.uint8),
+        atom_element=np.array([numbers.get(x, 0) for x in atom["element"]], np.uint8),
         atom_charge=atom["ref_charge"].astype(np.int8),
         atom_position=atom["coord"],
         atom_present=resolved,
@@ -466,7 +466,7 @@ _POLYMERS = defaultdict(lambda: OTHER_POLYMER) | {
 
 
 def _residue_orders(texts: np.ndarray, residues: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-    """Per residue: every atom's places, joined by underscores, as orders `[P, a]`."""
+    """Orders `[P, a]` of each residue, from every atom's indices joined by underscores."""
     out = []
     for start, size in zip(residues, sizes, strict=True):
         columns = [[int(n) for n in text.split("_")] for text in texts[start : start + size]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from tests.loader.views.boltz_recorded import alignment_of, read_a3m
-from tests.loader.views.packs import Given, Recording, entry_view, read, recorded_calls
+from tests.loader.views.packs import Recording, SampleInputs, entry_view, read, recorded_calls
 
 from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.sample_draws import SampleDraws
@@ -47,7 +47,7 @@ class RecordedDraws(SampleDraws):
 
     @classmethod
     def of_sample(cls, sample: Recording) -> RecordedDraws:
-        """Of a training sample: the calls of all sites in their order."""
+        """The draws of a training sample: the calls of all sites in order."""
         calls = recorded_calls(sample)
         return cls([(f"{_name(site['site'][0])}.{site['fn']}", value) for site, value in calls])
 
@@ -75,7 +75,7 @@ class RecordedDraws(SampleDraws):
         return STRATEGIES.index(self._next("random_crop_method")[0])
 
     def chain_order(self, count: int) -> Sequence[int]:
-        order = [int(one) for one in np.ravel(self._next("get_continues", "randperm"))]
+        order = [int(number) for number in np.ravel(self._next("get_continues", "randperm"))]
         assert len(order) == count
         return order
 
@@ -92,33 +92,33 @@ class RecordedDraws(SampleDraws):
         return order, int(self._next("get_templates", "randint"))
 
     def uniform_moves(self, count: int, max_shift: float) -> tuple[np.ndarray, np.ndarray]:
-        both = [
+        moves = [
             (self._next("random_transform", "uniform"), self._next("random_transform", "Rotation"))
             for _ in range(count)
         ]
-        shifts, turns = zip(*both, strict=True)
+        shifts, turns = zip(*moves, strict=True)
         return np.stack(turns), np.stack(shifts)
 
 
 def datapoint(view: ProtenixView, row: dict[str, str]) -> list[int]:
-    """Rows of the chain, or the two, that a sample was drawn for."""
+    """Rows of the one or two chains of a sample's datapoint."""
     names = [row["chain_1_id"], row["chain_2_id"]][: 1 + (row["type"] == "interface")]
     return [int(np.flatnonzero(view.chain_name == name)[0]) for name in names]
 
 
-def crop_again(view: ProtenixView, about: dict[str, Any]) -> dict[str, Any]:
-    """A further crop, by the draws and names of the recording."""
-    calls = [("random_crop_method", [about["method"]])]
-    calls += [(f"{_name(one['site'])}.{one['fn']}", one["result"]) for one in about["draws"]]
-    draws, point = RecordedDraws(calls), datapoint(view, about["index_row"])
-    config = ProtenixConfig(crop_size=about["crop_size"])
-    places, strategy = crop_tokens(Tokens.of(view), point, draws, config)
-    assert strategy == STRATEGIES.index(about["method"]) and not draws.calls
-    return {"selected": places}
+def crop_again(view: ProtenixView, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Another recorded crop, from the draws and with the names of the recording."""
+    calls = [("random_crop_method", [metadata["method"]])]
+    calls += [(f"{_name(call['site'])}.{call['fn']}", call["result"]) for call in metadata["draws"]]
+    draws, point = RecordedDraws(calls), datapoint(view, metadata["index_row"])
+    config = ProtenixConfig(crop_size=metadata["crop_size"])
+    indices, strategy = crop_tokens(Tokens.of(view), point, draws, config)
+    assert strategy == STRATEGIES.index(metadata["method"]) and not draws.calls
+    return {"selected": indices}
 
 
-def given(pack: Path, sample: Recording) -> Given:
-    """What a recorded sample was made of."""
+def inputs_of(pack: Path, sample: Recording) -> SampleInputs:
+    """The inputs of a recorded sample."""
     view, meta = entry_view("protenix", pack, sample.meta["entry"]), sample.meta
     assert isinstance(view, ProtenixView)
     config = ProtenixConfig(
@@ -128,24 +128,24 @@ def given(pack: Path, sample: Recording) -> Given:
         rename_ligand_atoms=meta["lig_atom_rename"],
     )
     alignments, point = recorded_alignments(pack, view, sample), datapoint(view, meta["index_row"])
-    return Given(view, alignments, point, RecordedDraws.of_sample(sample), config)
+    return SampleInputs(view, alignments, point, RecordedDraws.of_sample(sample), config)
 
 
 def named(features: dict[str, Any], sample: Recording) -> dict[str, Any]:
     """Features, labels and permutations by the names of the recording."""
     parts = ("input_feature_dict", "label_dict", "label_full_dict", "basic")
     tables = zip(("feature", "label", "label_full", "basic"), parts, strict=True)
-    found = {f"{short}.{key}": v for short, part in tables for key, v in features[part].items()}
-    return found | {"permutation.atom_perm_list": found.pop("feature.atom_perm_list")}
+    values = {f"{short}.{key}": v for short, part in tables for key, v in features[part].items()}
+    return values | {"permutation.atom_perm_list": values.pop("feature.atom_perm_list")}
 
 
 def recorded_alignments(pack: Path, view: ProtenixView, sample: Recording) -> list[Alignment]:
-    """The alignments of an entry's polymers, that of the sequence alone where none was given."""
+    """The alignments of an entry's polymers; only the sequence if none was recorded."""
     table = read(pack / "protenix" / "structure" / f"{view.entry}.npz").meta["other"]["sequences"]
     folders = {
-        one["entity"]: one["alignment"]
-        for one in sample.meta["chains"].values()
-        if one.get("alignment")
+        chain["entity"]: chain["alignment"]
+        for chain in sample.meta["chains"].values()
+        if chain.get("alignment")
     }
     return [_alignment(pack, name, table[name], folders.get(name)) for name in view.alignments]
 
@@ -159,5 +159,5 @@ def _alignment(pack: Path, name: str, sequence: str, folder: str | None) -> Alig
 
 
 def _species(_source: str, header: str) -> str:
-    found = _UNIPROT.match(header.strip()) or _UNIREF.match(header.strip())
-    return found.group(1) if found else ""
+    match = _UNIPROT.match(header.strip()) or _UNIREF.match(header.strip())
+    return match.group(1) if match else ""

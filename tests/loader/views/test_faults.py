@@ -1,4 +1,4 @@
-"""Each fault of a project, mended, changes the tensors it is about and no others."""
+"""Each corrected fault of a project changes the tensors it is about and no others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ANY: set[str] = set()
 FAULTS: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ("boltz", "narrowed_deletions", {}, {"deletion_value", "has_deletion", "deletion_mean"}),
     ("boltz", "reused_rows", {}, {"msa", "msa_paired", "msa_mask", "profile"}),
-    # no deletion is there to show it otherwise
+    # otherwise there is no deletion to show it
     ("boltz", "pi_half", {"narrowed_deletions": False}, {"deletion_value", "deletion_mean"}),
     ("boltz", "profile_of_kept", {}, {"profile", "deletion_mean"}),
     ("boltz", "padding_of_ones", {}, {"msa"}),
@@ -53,17 +53,17 @@ FAULTS: list[tuple[str, str, dict[str, Any], set[str]]] = [
 
 
 @functools.cache
-def inputs(project: str, most: int = 5) -> list[Any]:
-    """What recorded samples of the smaller entries are made of."""
-    paths = some_recordings(f"{project}/samples/*.0.npz", most)
-    return [PROJECTS[project].given(path.parents[2], read(path)) for path in paths]
+def inputs(project: str, limit: int = 5) -> list[Any]:
+    """Inputs of recorded samples of the smaller entries."""
+    paths = some_recordings(f"{project}/samples/*.0.npz", limit)
+    return [PROJECTS[project].inputs_of(path.parents[2], read(path)) for path in paths]
 
 
-def made(project: str, given: Any, key: int, config: ViewConfig) -> dict[str, torch.Tensor]:
-    """A sample's features by free draws."""
-    of = PROJECTS[project]
-    packed = of.planned(given.view, given.alignments, given.point, SampleDraws(key), config)
-    features = of.features_of(slotted(packed), config)
+def features_of(project: str, sample: Any, key: int, config: ViewConfig) -> dict[str, torch.Tensor]:
+    """A sample's features with free draws."""
+    module = PROJECTS[project]
+    packed = module.planned(sample.view, sample.alignments, sample.point, SampleDraws(key), config)
+    features = module.features_of(slotted(packed), config)
     features = features.get("input_feature_dict", features)
     return openfold3_recorded.flat(features)
 
@@ -77,11 +77,13 @@ def test_a_mended_fault_changes_its_tensors_alone(
     changed: set[str] = set()
     shows = fault != "first_of_species"
     samples = inputs(project, 5 if shows else 30)
-    for given in samples:
+    for sample in samples:
         for key in range(5, 5 + max(1, 5 // len(samples))):
-            one = made(project, given, key, config)
-            changed |= differing(one, made(project, given, key, config.replace(**{fault: False})))
-        proteins = given.view.chain_alignment[given.view.chain_type == ChainType.PROTEIN]
+            faulty = features_of(project, sample, key, config)
+            changed |= differing(
+                faulty, features_of(project, sample, key, config.replace(**{fault: False}))
+            )
+        proteins = sample.view.chain_alignment[sample.view.chain_type == ChainType.PROTEIN]
         shows |= len(np.unique(proteins[proteins >= 0])) > 1
     assert bool(changed) == shows
     assert "residue_index" in changed if tensors is ANY else changed <= tensors
@@ -94,17 +96,17 @@ def test_right_mends_every_fault(project: str) -> None:
     assert right.replace(**dict.fromkeys(right.faults(), True)) == SMALL[project]
 
 
-def test_a_crop_that_goes_on_after_what_does_not_fit_is_fuller() -> None:
+def test_a_crop_that_skips_neighbourhoods_that_do_not_fit_is_fuller() -> None:
     config = BoltzConfig(max_tokens=64, max_atoms=640)
     grew = False
-    for given in inputs("boltz"):
+    for sample in inputs("boltz"):
         for key in range(2):
-            point = [int(given.view.token_chain()[0])]
-            kept = boltz_crop(given.view, point, SampleDraws(key), config)
-            right = boltz_crop(given.view, point, SampleDraws(key), config.right())
-            assert np.isin(kept, right).all()
+            point = [int(sample.view.token_chain()[0])]
+            faulty = boltz_crop(sample.view, point, SampleDraws(key), config)
+            right = boltz_crop(sample.view, point, SampleDraws(key), config.right())
+            assert np.isin(faulty, right).all()
             assert len(right) <= 64
-            grew |= len(right) > len(kept)
+            grew |= len(right) > len(faulty)
     assert grew
 
 
@@ -120,15 +122,15 @@ def test_a_token_far_down_the_table_is_near_without_the_bias() -> None:
     rows = np.arange(2000)
     tokens = Tokens(rows, rows, rows, np.ones(2000, np.int64), position, np.ones(2000, bool))
     config = ProtenixConfig(crop_size=2, crop_weights=(0.0, 1.0, 0.0))
-    kept = crop_tokens(tokens, [0], SampleDraws(0), config)[0]
-    assert kept.tolist() == [0, 1]
+    chosen = crop_tokens(tokens, [0], SampleDraws(0), config)[0]
+    assert chosen.tolist() == [0, 1]
     config = config.replace(biased_distances=False)
     assert crop_tokens(tokens, [0], SampleDraws(0), config)[0].tolist() == [0, 1500]
 
 
 def test_free_crops_keep_their_budget_and_are_the_same_again() -> None:
-    for given in inputs("openfold3"):
-        view, seen = given.view, set()
+    for sample in inputs("openfold3"):
+        view, strategies = sample.view, set()
         for config in (OpenFold3Config(token_budget=96), OpenFold3Config(token_budget=96).right()):
             for key in range(3):
                 crop = crop_entry(view, (key % view.num_chains,), SampleDraws(key), config)
@@ -137,27 +139,27 @@ def test_free_crops_keep_their_budget_and_are_the_same_again() -> None:
                 assert 0 < len(crop.tokens) <= max(96, int(crop.strategy is Strategy.WHOLE) * 10**6)
                 assert crop.chains[view.token_chain()[crop.tokens]].all()
                 assert (np.diff(crop.tokens) > 0).all()
-                seen.add(crop.strategy)
-        assert len(seen) > 1 or view.num_tokens <= 96
+                strategies.add(crop.strategy)
+        assert len(strategies) > 1 or view.num_tokens <= 96
 
 
 def test_free_samples_keep_their_budget_and_are_the_same_again() -> None:
     shuffled = ("shuffle_molecules", "shuffle_copies", "rename_ligand_atoms")
     faulty = ProtenixConfig(crop_size=96, min_resolved=0, **dict.fromkeys(shuffled, True))
-    seen = set()
-    for given in inputs("protenix")[:3]:
+    sizes = set()
+    for sample in inputs("protenix")[:3]:
         for config in (faulty, faulty.right()):
             for key in range(2):
                 try:
-                    one = made("protenix", given, key, config)
+                    features = features_of("protenix", sample, key, config)
                 except ValueError as error:
                     assert "spatial crop" in str(error)
                     continue
-                assert not differing(one, made("protenix", given, key, config))
-                floats = [value for value in one.values() if torch.is_tensor(value)]
+                assert not differing(features, features_of("protenix", sample, key, config))
+                floats = [value for value in features.values() if torch.is_tensor(value)]
                 assert all(bool(value.double().isfinite().all()) for value in floats)
-                assert 0 < len(one["token_index"]) <= 96
-                assert one["msa"].shape[1] == len(one["token_index"])
-                assert (one["msa"] <= 31).all()
-                seen.add(len(one["token_index"]))
-    assert seen
+                assert 0 < len(features["token_index"]) <= 96
+                assert features["msa"].shape[1] == len(features["token_index"])
+                assert (features["msa"] <= 31).all()
+                sizes.add(len(features["token_index"]))
+    assert sizes

@@ -1,4 +1,4 @@
-"""Templates on the tokens of a crop, beside OpenFold3's own functions on a recorded entry."""
+"""Templates on the tokens of a crop, compared with OpenFold3's functions on a recorded entry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOLECULE_TYPES = np.array([0, 2, 1, 3])
 
 
 def copies_with_templates() -> tuple[EntryView, list[Alignment]]:
-    """The smallest recorded entry with copies of a protein, each with templates of its own."""
+    """The smallest recorded entry with copies of a protein, each with different templates."""
     for path in some_recordings("openfold3/structure/*.npz", 30):
         view = entry_view("openfold3", path.parents[2], path.stem)
         proteins = np.flatnonzero(view.chain_type == ChainType.PROTEIN)
@@ -42,16 +42,16 @@ def copies_with_templates() -> tuple[EntryView, list[Alignment]]:
         if len(set(numbers.tolist())) < len(numbers) and view.num_tokens > CONFIG.token_budget:
             query = made_alignment("x", [], columns=int(np.diff(view.chain_residue).max()))
             parts = [made_templates(query.num_columns, seed) for seed in range(len(proteins))]
-            own = np.full(view.num_chains, -1, np.int32)
-            own[proteins] = np.arange(len(proteins))
-            apart = dataclasses.replace(view, chain_alignment=own)
-            return apart, [query.with_templates(one) for one in parts]
+            chain_numbers = np.full(view.num_chains, -1, np.int32)
+            chain_numbers[proteins] = np.arange(len(proteins))
+            apart = dataclasses.replace(view, chain_alignment=chain_numbers)
+            return apart, [query.with_templates(templates) for templates in parts]
     raise AssertionError("no recorded entry with copies")
 
 
 @pytest.fixture
 def openfold3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its package can be imported; without it the test is skipped."""
+    """Makes OpenFold3 importable; skips the test if it is not installed."""
     stand_ins(monkeypatch)
     own_packages(monkeypatch, "openfold3")
 
@@ -62,7 +62,7 @@ def assert_features_equal(
     packed: dict[str, np.ndarray],
     theirs: Mapping[str, torch.Tensor],
 ) -> None:
-    """What is made of a plan is what they made."""
+    """Asserts that our template features equal OpenFold3's."""
     chain = view.residue_chain()[view.token_residue[tokens]]
     packed["asym_id"] = np.unique(chain, return_inverse=True)[1].astype(np.int32) + 1
     ours = template_features(packed, CONFIG)
@@ -75,7 +75,7 @@ def assert_features_equal(
 
 
 class SeededDraws(SampleDraws):
-    """Templates as OpenFold3 draws them of numpy's global generator."""
+    """Templates drawn as in OpenFold3, from numpy's global generator."""
 
     def permutation_and_size(
         self, purpose: Purpose, count: int, least: int
@@ -97,15 +97,15 @@ def test_a_template_cache_gives_what_openfold3_makes_of_it(
     (tmp_path / "template_structure_arrays" / names[1][:4] / f"{names[1]}.npz").unlink()
     cache, templates = tmp_path / "template_cache", []
     for number in range(count):
-        given = cache / f"q{number}.npz", length, ComponentTable({}), FolderUse()
-        found, notes = cached_templates(*given)
+        cached = cache / f"q{number}.npz", length, ComponentTable({}), FolderUse()
+        hits, notes = cached_templates(*cached)
         assert notes == [f"1 of {len(names)} templates passed over: no structure next to the cache"]
-        assert found.name == tuple(names) and set(found.date) == {"2001-02-03"}
-        templates.append(found.until("2001-02-03"))
+        assert hits.name == tuple(names) and set(hits.date) == {"2001-02-03"}
+        templates.append(hits.until("2001-02-03"))
         assert len(templates[-1].name) == len(names) - 1 > 0
-        assert found.until("2001-02-03", most=2).name == (names[0],)
-    every = np.random.default_rng(1).permutation(view.num_tokens)
-    tokens = np.sort(every[: CONFIG.token_budget])
+        assert hits.until("2001-02-03", most=2).name == (names[0],)
+    shuffled = np.random.default_rng(1).permutation(view.num_tokens)
+    tokens = np.sort(shuffled[: CONFIG.token_budget])
     query = query_atoms(view, tokens)
     cropped = import_module(f"{CORE}.pipelines.sample_processing.template")
     chains = {
@@ -119,13 +119,13 @@ def test_a_template_cache_gives_what_openfold3_makes_of_it(
     )  # fmt: skip
     theirs = features_of(query, slices)
     np.random.seed(2)
-    given = [one.with_templates(own) for one, own in zip(alignments, templates, strict=True)]
-    packed = plan_templates(view, given, Crop.of(view, tokens), SeededDraws(0), CONFIG)
+    cached = [query.with_templates(hits) for query, hits in zip(alignments, templates, strict=True)]
+    packed = plan_templates(view, cached, Crop.of(view, tokens), SeededDraws(0), CONFIG)
     assert_features_equal(view, tokens, packed, theirs)
 
 
 def written_templates(folder: Path, length: int, count: int) -> list[str]:
-    """Chains of recorded entries as arrays of atoms, and caches that lay them on queries."""
+    """Writes chains of recorded entries as atom arrays, and caches that align them to queries."""
     rng, caches, names = np.random.default_rng(0), [dict[str, Any]() for _ in range(count)], []
     (folder / "template_cache").mkdir()
     for path in some_recordings("openfold3/structure/*.npz", 30):
@@ -133,35 +133,37 @@ def written_templates(folder: Path, length: int, count: int) -> list[str]:
         protein = arrays["chain_id"][arrays["molecule_type_id"] == 0]
         if not len(protein) or len(names) == 6:
             continue
-        own = {k: v[arrays["chain_id"] == protein[0]] for k, v in arrays.items() if k != "bonds"}
+        columns = {
+            k: v[arrays["chain_id"] == protein[0]] for k, v in arrays.items() if k != "bonds"
+        }
         names.append(f"{path.stem}_{protein[0]}")
-        home = folder / "template_structure_arrays" / path.stem
-        home.mkdir(parents=True)
-        np.savez(home / f"{names[-1]}.npz", **own)
-        there = np.unique(own["res_id"].astype(int))
-        size = min(len(there), length) * 3 // 4
+        target = folder / "template_structure_arrays" / path.stem
+        target.mkdir(parents=True)
+        np.savez(target / f"{names[-1]}.npz", **columns)
+        residues = np.unique(columns["res_id"].astype(int))
+        size = min(len(residues), length) * 3 // 4
         for cache in caches:
-            pairs = [np.sort(rng.permutation(o)[:size]) for o in (np.arange(length) + 1, there)]
-            pairs = np.concatenate([np.stack(pairs, 1), [[-1, int(there[0])]]])
-            about = {"index": 9 - len(cache), "release_date": "2001-02-03", "idx_map": pairs}
-            cache[names[-1]] = np.array(about, object)
+            pairs = [np.sort(rng.permutation(o)[:size]) for o in (np.arange(length) + 1, residues)]
+            pairs = np.concatenate([np.stack(pairs, 1), [[-1, int(residues[0])]]])
+            metadata = {"index": 9 - len(cache), "release_date": "2001-02-03", "idx_map": pairs}
+            cache[names[-1]] = np.array(metadata, object)
     for number, cache in enumerate(caches):
         np.savez(folder / "template_cache" / f"q{number}.npz", allow_pickle=True, **cache)
     return names[::-1]
 
 
 def features_of(query: Any, collection: Any) -> Mapping[str, torch.Tensor]:
-    """Features of these pieces of templates, by OpenFold3's own featurizer."""
-    made = import_module(f"{CORE}.pipelines.featurization.template")
+    """Features of these template slices, by OpenFold3's featurizer."""
+    featurization = import_module(f"{CORE}.pipelines.featurization.template")
     slots, size = CONFIG.max_templates, CONFIG.token_budget
-    found: Mapping[str, torch.Tensor] = made.featurize_template_structures_of3(
+    features: Mapping[str, torch.Tensor] = featurization.featurize_template_structures_of3(
         query, collection, slots, size, 3.25, 50.75, 39
     )
-    return found
+    return features
 
 
 def query_atoms(view: EntryView, tokens: np.ndarray) -> Any:
-    """An atom a token, with the annotations that OpenFold3 reads."""
+    """One atom per token, with the annotations that OpenFold3 reads."""
     residue = view.token_residue[tokens]
     chain = view.residue_chain()[residue]
     return annotated(
@@ -177,7 +179,7 @@ def query_atoms(view: EntryView, tokens: np.ndarray) -> Any:
 
 
 def annotated(**columns: np.ndarray) -> Any:
-    """Atoms of biotite's with these annotations."""
+    """A biotite `AtomArray` with these annotations."""
     atoms = import_module("biotite.structure").AtomArray(len(columns["res_id"]))
     for name, column in columns.items():
         atoms.set_annotation(name, column)
@@ -186,10 +188,10 @@ def annotated(**columns: np.ndarray) -> Any:
 
 def test_chains_without_templates_or_of_few_tokens_draw_nothing_and_have_none() -> None:
     view, alignments = copies_with_templates()
-    bare = [one.with_templates(None) for one in alignments]
-    every = np.arange(view.num_tokens)
-    assert plan_templates(view, bare, Crop.of(view, every), SampleDraws(1), CONFIG) == {}
-    few = OpenFold3Config(min_template_tokens=view.num_tokens)
-    assert plan_templates(view, alignments, Crop.of(view, every), SampleDraws(1), few) == {}
+    bare = [alignment.with_templates(None) for alignment in alignments]
+    tokens = np.arange(view.num_tokens)
+    assert plan_templates(view, bare, Crop.of(view, tokens), SampleDraws(1), CONFIG) == {}
+    config = OpenFold3Config(min_template_tokens=view.num_tokens)
+    assert plan_templates(view, alignments, Crop.of(view, tokens), SampleDraws(1), config) == {}
     sizes = {SampleDraws(key).permutation_and_size(Purpose.TEMPLATES, 7, 0)[1] for key in range(60)}
     assert sizes == set(range(8))

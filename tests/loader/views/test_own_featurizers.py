@@ -1,6 +1,6 @@
-"""The projects' own code beside ours, from mmCIF: the same features and losses.
+"""The projects' own code compared with ours, from mmCIF: the same features and losses.
 
-`make projects` installs their wheels, as CI does. Their draws are watched and handed to ours.
+`make projects` installs their wheels, as CI does. Their draws are recorded and replayed in ours.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ def smallest(project: str) -> list[Path]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Any]]]:
-    """Their random draws as (function, where, result), while their packages can be found."""
+    """Their random draws as (function, caller, result), with their packages importable."""
     own_packages(monkeypatch)
-    found: list[tuple[str, str, Any]] = []
+    draws: list[tuple[str, str, Any]] = []
 
     def watch(module: Any, name: str) -> None:
         function = getattr(module, name)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             value = function(*args, **kwargs)
-            kept = value.numpy().copy() if isinstance(value, torch.Tensor) else value
-            found.append((name, sys._getframe(1).f_code.co_name, kept))
+            result = value.numpy().copy() if isinstance(value, torch.Tensor) else value
+            draws.append((name, sys._getframe(1).f_code.co_name, result))
             return value
 
         monkeypatch.setattr(module, name, watched)
@@ -94,29 +94,29 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Any]
     np.random.seed(11)
     random.seed(11)
     torch.manual_seed(11)
-    yield found
+    yield draws
 
 
 def boltz_of(path: Path, folder: Path) -> Any:
-    """Boltz's own tokens of its own prepared structure, read by its own code."""
+    """Boltz's tokens of its prepared structure, read by Boltz's code."""
     types = import_module("boltz.data.types")
     write_set(folder, path.parents[2], [path.stem])
-    (about,) = json.loads((folder / "manifest.json").read_text())["records"]
+    (metadata,) = json.loads((folder / "manifest.json").read_text())["records"]
     structure = types.Structure.load(folder / "structures" / path.name)
-    named = enumerate(chain["msa_id"] for chain in about["chains"])
-    alignments = {r: types.MSA.load(folder / "msa" / f"{one}.npz") for r, one in named if one}
+    named = enumerate(chain["msa_id"] for chain in metadata["chains"])
+    alignments = {r: types.MSA.load(folder / "msa" / f"{name}.npz") for r, name in named if name}
     data = types.Input(structure=structure, msa=alignments)
     return import_module("boltz.data.tokenize.boltz").BoltzTokenizer().tokenize(data)
 
 
 def molecules_with_orders(pack: Path, codes: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Boltz's molecules with the orders of atoms that we prepare, and these as Boltz reads them."""
+    """Boltz's molecules with the atom orders that we prepare, and these in Boltz's format."""
     molecules, listed = boltz_molecules(pack), {}
     for code in codes:
         heavy = component_molecule(components(pack)[code], 1).molecule
-        at = np.array([molecules[code].name.tolist().index(name) for name in heavy.name])
+        atom_rows = np.array([molecules[code].name.tolist().index(name) for name in heavy.name])
         orders = np.tile(np.arange(len(molecules[code].name)), (len(heavy.orders), 1))
-        orders[:, at] = at[heavy.orders]
+        orders[:, atom_rows] = atom_rows[heavy.orders]
         molecules[code] = dataclasses.replace(molecules[code], orders=orders)
         listed[code] = heavy.orders.tolist(), [*map(tuple, name_codes(heavy.name).tolist())]
     return molecules, listed
@@ -153,7 +153,7 @@ def test_boltz_makes_our_features_of_its_structure(
     assert_equal(ours, theirs)
     loss = import_module("boltz.model.loss.distogram").distogram_loss
     output = {"pdistogram": torch.randn(1, 128, 128, 64)}
-    batches = [boltz_batch({"samples": [one]}) for one in (ours, theirs)]
+    batches = [boltz_batch({"samples": [sample]}) for sample in (ours, theirs)]
     for name in ("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"):
         assert ours[name] == json.loads(json.dumps(theirs[name], default=int)), name
     assert_same_loss(loss(output, batch)[0] for batch in batches)
@@ -166,19 +166,19 @@ def test_boltz_makes_our_features_of_its_structure(
 
 
 def assert_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Every tensor of theirs is ours: whole numbers equal, others within 1e-5."""
+    """Asserts that all their tensors equal ours: integers exactly, floats within 1e-5."""
     tensors = {name: value for name, value in theirs.items() if isinstance(value, torch.Tensor)}
     assert tensors
     assert set(tensors) <= set(ours)
     for name, value in tensors.items():
         assert ours[name].shape == value.shape, name
         close = 1e-5 if value.is_floating_point() else 0
-        one, other = ours[name].double(), value.double()
-        torch.testing.assert_close(one, other, rtol=0, atol=close, msg=f"{name} differs")
+        mine, other = ours[name].double(), value.double()
+        torch.testing.assert_close(mine, other, rtol=0, atol=close, msg=f"{name} differs")
 
 
 def assert_same_loss(values: Iterable[torch.Tensor]) -> None:
-    """A finite loss, of our features and of theirs."""
+    """Asserts that our features and theirs have the same finite loss."""
     ours, theirs = values
     assert torch.isfinite(ours)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -207,13 +207,13 @@ def test_openfold3_makes_our_features_of_its_structure(
     loss = import_module("openfold3.core.loss.distogram").all_atom_distogram_loss
     logits = torch.randn(1, 128, 128, 64)
     assert_same_loss(
-        loss(stacked([one]), logits, no_bins=64, bin_min=2.0, bin_max=22.0, eps=1e-9)[0]
-        for one in (ours, theirs)
+        loss(stacked([sample]), logits, no_bins=64, bin_min=2.0, bin_max=22.0, eps=1e-9)[0]
+        for sample in (ours, theirs)
     )
 
 
 def protenix_of(path: Path, folder: Path) -> dict[str, Any]:
-    """Protenix's own prepared structure, read and tokenized by its own code."""
+    """Protenix's prepared structure, read and tokenized by Protenix's code."""
     pipeline = import_module("protenix.data.pipeline.data_pipeline").DataPipeline
     write_protenix_set(folder / "set", path.parents[2], [path.stem])
     file = folder / "set" / "mmcif_bioassembly" / f"{path.stem}.pkl.gz"
@@ -223,7 +223,7 @@ def protenix_of(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def alignment_folders(pack: Path, entry: str, sequences: dict[str, str], root: Path) -> list[Any]:
-    """The alignments of an entry as Protenix finds them: proteins' and RNA's, by sequence."""
+    """Protenix's MSA featurizer over an entry's alignments of proteins and RNA, by sequence."""
     samples = sorted((pack / "protenix" / "samples").glob(f"{entry}.*.npz"))
     folders = {
         chain["entity"]: chain["alignment"]
@@ -240,8 +240,8 @@ def alignment_folders(pack: Path, entry: str, sequences: dict[str, str], root: P
             target.parent.mkdir(exist_ok=True)
             target.write_text(with_query(source, sequences[entity]))
         tables[is_rna][sequences[entity]] = [folder] if is_rna else folder
-    for name, one in zip(("protein", "rna"), tables, strict=True):
-        (root / f"{name}.json").write_text(json.dumps(one))
+    for name, folders_by_sequence in zip(("protein", "rna"), tables, strict=True):
+        (root / f"{name}.json").write_text(json.dumps(folders_by_sequence))
     featurizer = import_module("protenix.data.msa.msa_featurizer").MSAFeaturizer
     return featurizer(
         prot_seq_or_filename_to_msadir_jsons=[str(root / "protein.json")],
@@ -254,21 +254,21 @@ def alignment_folders(pack: Path, entry: str, sequences: dict[str, str], root: P
 
 
 def protenix_templates(pack: Path, sequences: Iterable[str], root: Path) -> tuple[Any, Any]:
-    """Protenix's template featurizer over hits on recorded entries, and ours of an alignment.
+    """Protenix's template featurizer over hits on recorded entries, and our templates.
 
-    Hits are names over any letters: it aligns whole chains to the query anew. Some are to be left
-    out: short, of few columns, a piece of the query, not listed, late, without a file or chain.
+    Hits have random letters: Protenix realigns complete chains to the query. Some must be left out:
+    short, of few columns, a piece of the query, not listed, too new, without a file or chain.
     """
     chains = []
     (root / "mmcif").mkdir()
-    files = sorted((pack / "inputs" / "mmcif").glob("*.gz"), key=lambda one: one.stat().st_size)
+    files = sorted((pack / "inputs" / "mmcif").glob("*.gz"), key=lambda path: path.stat().st_size)
     for file in files[:5]:
         text = gzip.decompress(file.read_bytes())
         (root / "mmcif" / f"{file.name[:4]}.cif").write_bytes(text)
         strands = (
             gemmi.cif.read_string(text).sole_block().find_values("_entity_poly.pdbx_strand_id")
         )
-        chains += [f"{file.name[:4]}_{one}" for one in ",".join(strands).strip("'").split(",")]
+        chains += [f"{file.name[:4]}_{path}" for path in ",".join(strands).strip("'").split(",")]
     names = [*chains, "9old_A", "9new_A", "9non_A", "9lat_A", f"{chains[0]}Q"]
     dates = {name[:4]: {"release_date": "1999-01-01"} for name in names}
     dates |= {
@@ -290,7 +290,7 @@ def protenix_templates(pack: Path, sequences: Iterable[str], root: Path) -> tupl
         (root / f"t{number}" / "hmmsearch.a3m").write_text("".join(lines + lines[-3:]))
         folders[query] = f"t{number}"
     (root / "templates.json").write_text(json.dumps(folders))
-    made = import_module("protenix.data.template.template_featurizer").TemplateFeaturizer(
+    featurizer = import_module("protenix.data.template.template_featurizer").TemplateFeaturizer(
         prot_template_mmcif_dir=str(root / "mmcif"),
         prot_template_raw_paths=[str(root)],
         prot_seq_or_filename_to_templatedir_jsons=[str(root / "templates.json")],
@@ -303,12 +303,12 @@ def protenix_templates(pack: Path, sequences: Iterable[str], root: Path) -> tupl
         hits = [str(root / folders.get(alignment.query, "") / "hmmsearch.a3m")]
         if alignment.query not in folders:
             return alignment
-        what = str(root / "mmcif"), ["protenix"], ComponentTable({}), FolderUse()
-        whole, passed_over = with_templates(alignment, hits, *what)
-        assert whole.hits and passed_over
-        return whole.with_templates(None, whole.hits.until("2010-11-02"))
+        library = str(root / "mmcif"), ["protenix"], ComponentTable({}), FolderUse()
+        complete, passed_over = with_templates(alignment, hits, *library)
+        assert complete.hits and passed_over
+        return complete.with_templates(None, complete.hits.until("2010-11-02"))
 
-    return made, ours
+    return featurizer, ours
 
 
 @pytest.mark.parametrize("path", smallest("protenix"), ids=lambda path: path.stem)
@@ -338,17 +338,17 @@ def test_protenix_makes_our_features_of_its_structure(
     featurizer, with_hits = protenix_templates(pack, proteins, tmp_path)
     drawing = import_module("protenix.data.template.template_utils")
 
-    def most(_low: int, high: int) -> int:
+    def largest(_low: int, high: int) -> int:
         calls.append(("randint", "get_templates", high))
         return high
 
-    monkeypatch.setattr(drawing, "random", SimpleNamespace(randint=most))
+    monkeypatch.setattr(drawing, "random", SimpleNamespace(randint=largest))
     method, tokens, atoms, rows, templates, _centre = pipeline.crop(
         row, data, 128, msa, featurizer, [0.2, 0.4, 0.4], True, True, True, True
     )
     rows |= templates
-    own = import_module("protenix.data.core.featurizer").Featurizer(tokens, atoms)
-    theirs = own.get_all_input_features()
+    reference = import_module("protenix.data.core.featurizer").Featurizer(tokens, atoms)
+    theirs = reference.get_all_input_features()
     theirs |= {name: torch.as_tensor(np.asarray(value)) for name, value in rows.items()}
     entry, table = record(pack, path.stem), components(pack)
     section = protenix_section(entry, table)
@@ -360,19 +360,19 @@ def test_protenix_makes_our_features_of_its_structure(
     draws = protenix_recorded.RecordedDraws([(f"{w}.{n}", v) for n, w, v in calls])
     config = ProtenixConfig(crop_size=128, templates=True)
     point = protenix_recorded.datapoint(view, row)
-    made = protenix_features(slotted(plan_protenix(view, alignments, point, draws, config)), config)
+    ours = protenix_features(slotted(plan_protenix(view, alignments, point, draws, config)), config)
     assert not draws.calls
-    assert_equal(made["input_feature_dict"], theirs)
+    assert_equal(ours["input_feature_dict"], theirs)
     long = [text for text in proteins if len(text) > 9]  # a hit has ten letters
     assert bool(theirs["template_distogram"].any()) == bool(long)
-    labels, spatial = own.get_labels(), "spatial" in method.lower()
-    full, *_ = own.get_gt_full_complex_features(data["atom_array"], atoms, spatial)
-    assert_equal(made["label_dict"], labels)
-    assert_equal(made["label_full_dict"], full)
+    labels, spatial = reference.get_labels(), "spatial" in method.lower()
+    full, *_ = reference.get_gt_full_complex_features(data["atom_array"], atoms, spatial)
+    assert_equal(ours["label_dict"], labels)
+    assert_equal(ours["label_full_dict"], full)
     loss = import_module("protenix.model.loss").DistogramLoss()
     count = len(theirs["token_index"])
     logits = torch.randn(count, count, 64)
-    pairs = (made["input_feature_dict"], made["label_dict"]), (theirs, labels)
+    pairs = (ours["input_feature_dict"], ours["label_dict"]), (theirs, labels)
     assert_same_loss(
         loss(
             logits,

@@ -1,4 +1,4 @@
-"""Given a project's recorded draws, its crops, features, labels and symmetries come out again."""
+"""A project's recorded draws reproduce its crops, features, labels and symmetries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROJECTS: dict[str, Any] = {
     "protenix": protenix_recorded,
 }
 GIVEN, STEPS = {"draw", "conformer"}, {"msa_stage", "crop"}
-"""Parts of a sample that are its inputs, and what the project had on the way to its features."""
+"""Parts of a sample that are its inputs, and intermediate results of the project."""
 TEXTS = {"pdb_id", "chain_id", "preferred_chain_or_interface"}
 
 
@@ -33,22 +33,22 @@ def titled(path: Path) -> str:
 def test_crops_are_the_recorded_ones(path: Path) -> None:
     project, pack, recorded = PROJECTS[path.parts[-3]], path.parents[2], read(path)
     view = entry_view(path.parts[-3], pack, path.stem)
-    for number, about in enumerate(recorded.meta["crops"]):
-        for name, ours in project.crop_again(view, about).items():
-            wanted = recorded.arrays[f"crop.{number:02}.{name}"]
+    for number, metadata in enumerate(recorded.meta["crops"]):
+        for name, ours in project.crop_again(view, metadata).items():
+            expected = recorded.arrays[f"crop.{number:02}.{name}"]
             if name == "chains":
-                ours, wanted = np.sort(ours), np.sort(wanted.astype(np.str_))
-            np.testing.assert_array_equal(ours, wanted, err_msg=f"crop {number}")
+                ours, expected = np.sort(ours), np.sort(expected.astype(np.str_))
+            np.testing.assert_array_equal(ours, expected, err_msg=f"crop {number}")
 
 
 @pytest.mark.parametrize("path", recordings("*/samples/*.npz"), ids=titled)
 def test_every_feature_and_label_equals_the_recorded_one(path: Path) -> None:
     project, sample = PROJECTS[path.parts[-3]], read(path)
-    given = project.given(path.parents[2], sample)
-    packed = project.planned(*given)
-    assert not given.draws.calls
+    inputs = project.inputs_of(path.parents[2], sample)
+    packed = project.planned(*inputs)
+    assert not inputs.draws.calls
     assert pack_sample(packed)[0].nbytes <= 2 << 20
-    ours = project.named(project.features_of(slotted(packed), given.config), sample)
+    ours = project.named(project.features_of(slotted(packed), inputs.config), sample)
     theirs = {k: v for k, v in sample.arrays.items() if k.split(".")[0] not in GIVEN | STEPS}
     assert ours.keys() == {name for name in theirs if name.split(".")[1] not in TEXTS}
     tensors = {name: value for name, value in ours.items() if isinstance(value, torch.Tensor)}
@@ -59,15 +59,15 @@ def test_every_feature_and_label_equals_the_recorded_one(path: Path) -> None:
 
 def as_lists(value: Any) -> Any:
     is_list = isinstance(value, (list, tuple, np.ndarray))
-    return [as_lists(one) for one in value] if is_list else int(value)
+    return [as_lists(item) for item in value] if is_list else int(value)
 
 
 @pytest.mark.parametrize("project", PROJECTS)
 @pytest.mark.parametrize("pack", packs(), ids=lambda pack: pack.name)
 def test_a_pack_has_every_sample_structure_and_crop_of_its_index(pack: Path, project: str) -> None:
     listed = json.loads((pack / "index.json").read_text())[project]
-    assert {pack / one["file"] for one in listed} == set((pack / project).glob("samples/*.npz"))
-    entries = {one["entry"] for one in listed}
+    assert {pack / row["file"] for row in listed} == set((pack / project).glob("samples/*.npz"))
+    entries = {row["entry"] for row in listed}
     for folder in ("structure", "crops"):
         assert entries == {path.stem for path in (pack / project / folder).glob("*.npz")} != set()
 

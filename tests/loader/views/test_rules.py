@@ -40,9 +40,9 @@ def test_partly_paired_rows_are_gaps_and_gaps_leave_the_main_rows() -> None:
     ]
     view = made_entry(chains, alignments=("a", "b", "c", "d"))
     species = (["X", "Y"], ["X", "Y"], ["X"], [""])
-    made = [made_alignment(name, one) for name, one in zip("abcd", species, strict=True)]
+    alignments = [made_alignment(name, names) for name, names in zip("abcd", species, strict=True)]
     config = OpenFold3Config(main_sources=("uniprot_hits",), subsample_main=False)
-    plan = plan_rows(view, np.arange(4), made, SampleDraws(1), config)
+    plan = plan_rows(view, np.arange(4), alignments, SampleDraws(1), config)
     assert plan.num_paired == 3
     assert [chain.rows[:3].tolist() for chain in plan.chains] == [
         [0, 1, 2],
@@ -50,7 +50,7 @@ def test_partly_paired_rows_are_gaps_and_gaps_leave_the_main_rows() -> None:
         [0, 1, -1],
         [0, -1, -1],
     ]
-    # Rows that were paired are not there again, but the query is.
+    # Paired rows do not occur again, but the query does.
     assert [chain.rows[3:].tolist() for chain in plan.chains] == [[0, -1], [0, -1], [0, -1], [0, 1]]
     assert [chain.depth for chain in plan.chains] == [4, 4, 4, 5]
 
@@ -60,13 +60,13 @@ def test_too_many_pairs_are_cut_by_products_that_may_overflow() -> None:
     names = [f"S{n:04}" for n in range(count)]
     chains = [MadeChain(str(n), n, PROTEIN, PEPTIDE * 2, n - 1) for n in range(1, 8)]
     view = made_entry(chains, alignments=tuple("abcdefg"))
-    made = [made_alignment(name, names, seed=n) for n, name in enumerate("abcdefg")]
+    alignments = [made_alignment(name, names, seed=n) for n, name in enumerate("abcdefg")]
     rows = {}
     for wrapped in (True, False):
         config = OpenFold3Config(
             max_paired_rows=1000, wrapped_products=wrapped, subsample_main=False, main_sources=()
         )
-        plan = plan_rows(view, np.arange(7), made, SampleDraws(1), config)
+        plan = plan_rows(view, np.arange(7), alignments, SampleDraws(1), config)
         rows[wrapped] = plan.chains[0].rows[1 : plan.num_paired]
     np.testing.assert_array_equal(rows[False], np.arange(1, 1001))
     number = np.arange(1, count + 1, dtype=np.int64)
@@ -80,22 +80,22 @@ def test_too_many_pairs_are_cut_by_products_that_may_overflow() -> None:
 
 def test_chains_of_equal_molecules_are_put_in_one_order() -> None:
     """Two equal chains with two sugars each, these in another order on the second."""
-    one, two = (("NAG", 3),), (("MAN", 3), ("MAN", 3))
+    glcnac, mannoses = (("NAG", 3),), (("MAN", 3), ("MAN", 3))
     chains = [
         MadeChain("1", 1, PROTEIN, PEPTIDE),
         MadeChain("2", 1, PROTEIN, PEPTIDE),
-        MadeChain("3", 2, LIGAND, one),
-        MadeChain("4", 3, LIGAND, two),
-        MadeChain("5", 3, LIGAND, two),
-        MadeChain("6", 2, LIGAND, one),
+        MadeChain("3", 2, LIGAND, glcnac),
+        MadeChain("4", 3, LIGAND, mannoses),
+        MadeChain("5", 3, LIGAND, mannoses),
+        MadeChain("6", 2, LIGAND, glcnac),
     ]
     start = [0, 15, 30, 33, 39, 45]
     bonds = [(0, start[2]), (8, start[3]), (start[1], start[5]), (start[1] + 8, start[4])]
     view = made_entry(chains, bonds)
-    found = molecules_of(view, np.ones(6, bool))
-    assert found.chain.tolist() == [0, 1, 2, 3, 5, 4]
-    assert found.entity.tolist() == [1] * 6
-    assert found.sym.tolist() == [1, 2, 1, 1, 2, 2]
+    molecules = molecules_of(view, np.ones(6, bool))
+    assert molecules.chain.tolist() == [0, 1, 2, 3, 5, 4]
+    assert molecules.entity.tolist() == [1] * 6
+    assert molecules.sym.tolist() == [1, 2, 1, 1, 2, 2]
     other = made_entry(chains, [*bonds[:3], (start[1] + 7, start[4])])
     assert molecules_of(other, np.ones(6, bool)).entity.tolist() == [1, 2, 1, 1, 2, 2]
     features = features_of(view, [], 3, OpenFold3Config(token_budget=64))
@@ -105,10 +105,10 @@ def test_chains_of_equal_molecules_are_put_in_one_order() -> None:
 def assert_copies_alike(features: dict[str, Any]) -> None:
     truth = features["ground_truth"]
     for entity in truth["mol_entity_id"].unique():
-        of = [truth["mol_sym_id"][truth["mol_entity_id"] == entity] == n for n in (1, 2)]
-        here = truth["mol_entity_id"] == entity
+        copies = [truth["mol_sym_id"][truth["mol_entity_id"] == entity] == n for n in (1, 2)]
+        in_entity = truth["mol_entity_id"] == entity
         for name in ("num_atoms_per_token", "mol_sym_token_index", "mol_sym_component_id"):
-            first, second = (truth[name][here][one] for one in of)
+            first, second = (truth[name][in_entity][copy] for copy in copies)
             if len(second):
                 torch.testing.assert_close(first, second, rtol=0, atol=0)
 
@@ -116,8 +116,8 @@ def assert_copies_alike(features: dict[str, Any]) -> None:
 def test_a_chain_that_the_chain_crop_dropped_joins_no_molecule() -> None:
     chains = [MadeChain(str(n), 1, PROTEIN, PEPTIDE) for n in range(1, 4)]
     view = made_entry(chains, [(0, 15), (16, 30)])
-    kept = np.array([True, False, True])
-    assert molecules_of(view, kept).sym.tolist() == [1, 2]
+    retained = np.array([True, False, True])
+    assert molecules_of(view, retained).sym.tolist() == [1, 2]
     assert len(set(molecules_of(view, np.ones(3, bool)).sym.tolist())) == 1
 
 
@@ -125,16 +125,16 @@ def test_the_numbers_of_sequence_rows_sent_may_be_fewer() -> None:
     chains = [MadeChain(str(n + 1), n + 1, PROTEIN, PEPTIDE * 2, n) for n in range(2)]
     view = made_entry(chains, alignments=("a", "b"))
     names = [f"S{n}" for n in range(300)]
-    made = [made_alignment(name, names, seed=n) for n, name in enumerate("ab")]
+    alignments = [made_alignment(name, names, seed=n) for n, name in enumerate("ab")]
     config = OpenFold3Config(main_sources=("uniprot_hits",), subsample_main=False)
-    whole = features_of(view, made, 5, config)
-    part = features_of(view, made, 5, config.replace(used_rows=64))
-    assert whole["msa"].shape[0] == 302
+    full = features_of(view, alignments, 5, config)
+    part = features_of(view, alignments, 5, config.replace(used_rows=64))
+    assert full["msa"].shape[0] == 302
     assert part["msa"].shape[0] == 64
-    rows = {tuple(row) for row in whole["msa"].argmax(-1).tolist()}
+    rows = {tuple(row) for row in full["msa"].argmax(-1).tolist()}
     assert all(tuple(row) in rows for row in part["msa"].argmax(-1).tolist())
     assert 30 < int(part["num_paired_seqs"]) <= 64
-    torch.testing.assert_close(whole["profile"], part["profile"])
+    torch.testing.assert_close(full["profile"], part["profile"])
 
 
 def test_an_entry_of_ligands_alone_has_one_row_of_gaps() -> None:
@@ -166,7 +166,7 @@ def test_samples_of_other_sizes_stack_with_zeros_behind() -> None:
     assert not batch["ref_pos"][0, 9:].any()
     assert batch["loss_weights"]["mse"].tolist() == [4.0, 4.0]
     assert batch["num_paired_seqs"].tolist() == [1, 1]
-    assert [len(one) for one in batch["ref_space_uid_to_perm"]] == [1, 3]
+    assert [len(orders) for orders in batch["ref_space_uid_to_perm"]] == [1, 3]
     assert batch["ground_truth"]["atom_positions"].shape == (2, 15, 3)
 
 

@@ -1,4 +1,4 @@
-"""Weights of datapoints against those the three projects computed, and the draw by them."""
+"""Weights of datapoints compared with those of the three projects, and the weighted draw."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS_OF = {"prot": ChainType.PROTEIN, "nuc": ChainType.DNA, "ligand": ChainType
 
 
 def numbers(values: list[object]) -> np.ndarray:
-    return np.unique(np.array([str(one) for one in values]), return_inverse=True)[1]
+    return np.unique(np.array([str(value) for value in values]), return_inverse=True)[1]
 
 
 @pytest.mark.parametrize("pack", packs(), ids=lambda path: path.name)
@@ -31,10 +31,10 @@ def test_openfold3_weights_follow_from_clusters_and_kinds(pack: Path) -> None:
     kinds, clusters = [], []
     for entry, point in zip(recorded["entry"], recorded["datapoint"], strict=True):
         chains = str(point).split("_")
-        about = entries[str(entry)]
-        of = [OPENFOLD3_KINDS[about["chains"][chain]["molecule_type"]] for chain in chains]
-        kinds.append(([*of, -1])[:2])
-        part = about["interfaces"][str(point)] if len(chains) > 1 else about["chains"][chains[0]]
+        meta = entries[str(entry)]
+        types = [OPENFOLD3_KINDS[meta["chains"][chain]["molecule_type"]] for chain in chains]
+        kinds.append(([*types, -1])[:2])
+        part = meta["interfaces"][str(point)] if len(chains) > 1 else meta["chains"][chains[0]]
         clusters.append((len(chains), part["cluster_id"]))
     sizes = cluster_sizes(numbers(clusters))
     np.testing.assert_array_equal(sizes, recorded["n_clust"])
@@ -52,7 +52,7 @@ def test_boltz_weights_follow_from_clusters_and_kinds(pack: Path) -> None:
     kinds, clusters = [], []
     columns = (recorded[name] for name in ("entry", "chain_1", "chain_2"))
     for entry, *pair in zip(*columns, strict=True):
-        rows = [chains[str(entry)][one] for one in pair if one >= 0]
+        rows = [chains[str(entry)][chain] for chain in pair if chain >= 0]
         kinds.append(([row["mol_type"] for row in rows] + [-1])[:2])
         clusters.append((len(rows), sorted(str(row["cluster_id"]) for row in rows)))
     weights = cluster_weights(np.array(kinds), cluster_sizes(numbers(clusters)))
