@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from evofeed.kernels.graphs.keeping import Budget
+from evofeed.kernels.graphs.budget import Budget
 from evofeed.kernels.graphs.recorded import denoises, run
 
 Module = TypeVar("Module", bound=nn.Module)

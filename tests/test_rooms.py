@@ -62,9 +62,9 @@ BUDGET = {
     "loader": 12_045,
     "service": 8_236,
     "trainer": 12_029,
-    "kernels": 16_281,
+    "kernels": 16_278,
     "synth": 1_858,
-    "tests": 40_011,
+    "tests": 40_021,
     "benchmarks": 9_939,
 }
 

@@ -7,7 +7,7 @@ makes recordings; this module decides when, for calls in evaluation mode with `e
 
 Between a forward and its backward a recording is in use; a module called again before that
 (templates one by one, weights shared along the depth) is recorded again. A block outside its
-budget (`keeping.py`) keeps only its inputs: its backward graph contains the forward pass, and the
+budget (`budget.py`) keeps only its inputs: its backward graph contains the forward pass, and the
 recording is free again at once. Optimizers may change parameters in place. If parameters move
 (`.to`, `.data = `), or a submodule or a number inside (a dropout rate) changes, the module is
 recorded again. Other attributes count as constants.
@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from evofeed.kernels.graphs.arguments import Arguments
+from evofeed.kernels.graphs.budget import Budget
 from evofeed.kernels.graphs.evaluation import MAX_BYTES, Evaluation, RecordedCall
-from evofeed.kernels.graphs.keeping import Budget
 from evofeed.kernels.graphs.recording import Recording, Slots, replay_lock, stream_id
 from evofeed.kernels.runtime.backend import Scope, autocast_type
 from evofeed.kernels.runtime.private_apis import (

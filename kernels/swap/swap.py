@@ -20,7 +20,7 @@ from torch import nn
 
 from evofeed.kernels.drop_ins import layer_norm, lstm, multihead_attention
 from evofeed.kernels.fused_module import Fused, FusedForm, fuse, is_generated, unfuse
-from evofeed.kernels.graphs.keeping import Budget
+from evofeed.kernels.graphs.budget import Budget
 from evofeed.kernels.runtime.private_apis import no_modes
 from evofeed.kernels.swap import blocks, trial  # noqa: F401  # blocks: declares all forms
 from evofeed.kernels.swap.coverage import swapped_share

@@ -197,7 +197,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: _put(boltz.Transition(C, 32), "silu", nn.GELU()), "computes something else",
     ),
     "dropout of single numbers": (
-        lambda: _put(_block(), "ps_dropout_row_layer", nn.Dropout(0.25)), "drops out in a way",
+        lambda: _put(_block(), "ps_dropout_row_layer", nn.Dropout(0.25)), "has dropout that no",
     ),
     "a bias of q": (
         lambda: _put(boltz.TriangleAttention(C, 8, 2), "mha.linear_q", nn.Linear(C, 16)),
@@ -292,7 +292,7 @@ def test_protenix_predicts_in_place_and_with_pairs_normalised_before(
         "inplace_safe": True, "enable_efficient_fusion": fusion,
     }  # fmt: skip
     with torch.no_grad():
-        made = tokens.diffuse_as_protenix(block, a, s, **given)
+        made = tokens.run_protenix_diffusion_block(block, a, s, **given)
         again = block(a, s, **given)
         theirs = to_torch(block)(a, s, **given)
     assert made is not None

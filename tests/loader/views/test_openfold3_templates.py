@@ -103,7 +103,7 @@ def test_a_template_cache_gives_what_openfold3_makes_of_it(
         assert hits.name == tuple(names) and set(hits.date) == {"2001-02-03"}
         templates.append(hits.until("2001-02-03"))
         assert len(templates[-1].name) == len(names) - 1 > 0
-        assert hits.until("2001-02-03", most=2).name == (names[0],)
+        assert hits.until("2001-02-03", limit=2).name == (names[0],)
     shuffled = np.random.default_rng(1).permutation(view.num_tokens)
     tokens = np.sort(shuffled[: CONFIG.token_budget])
     query = query_atoms(view, tokens)
