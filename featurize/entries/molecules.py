@@ -46,9 +46,9 @@ class MoleculeAtoms(NamedTuple):
 
 def component_atoms(component: Component) -> MoleculeAtoms:
     """Atoms and bonds of a component, hydrogens included."""
-    c = component
-    position = c.ideal if np.isfinite(c.ideal).all() else c.model
-    return MoleculeAtoms(c.name, c.element, c.charge, c.bond, c.bond_order, position)
+    position = component.ideal if np.isfinite(component.ideal).all() else component.model
+    columns = (component.name, component.element, component.charge, component.bond)
+    return MoleculeAtoms(*columns, component.bond_order, position)
 
 
 def ligand_atoms(record: EntryRecord, section: RulesetSection, chain: int) -> MoleculeAtoms:

@@ -33,7 +33,8 @@ def export_dataset(
     """
     write, folder = FORMATS[form], ExportFolder(Path(to_dir))
     count, missing = 0, set(ids)
-    for job in _jobs(dataset, kinds or _default_kinds(dataset), ids):
+    default = ("entries",) if len(dataset.entries) else ("complexes", "chains")
+    for job in _jobs(dataset, kinds or default, ids):
         write(job, folder)
         folder.leave_out(job, *job.left_out)
         if job.structure:
@@ -46,10 +47,6 @@ def export_dataset(
         message = f"no {' or '.join(kinds or KINDS)} {', '.join(sorted(missing))}".rstrip()
         raise InputError(f"{message} in it", path=dataset.uri)
     return count, {name: reasons for name, reasons in folder.left_out.items() if reasons}
-
-
-def _default_kinds(dataset: Dataset) -> tuple[str, ...]:
-    return ("entries",) if len(dataset.entries) else ("complexes", "chains")
 
 
 def _jobs(dataset: Dataset, kinds: Sequence[str], ids: Sequence[str]) -> Iterator[Job]:

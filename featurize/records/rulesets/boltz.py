@@ -70,13 +70,13 @@ class BoltzRules(Rules):
     max_residues: int = 5000
     """Largest number of resolved residues of a polymer."""
     max_step: float = 10.0
-    """Ångström between the CA of neighbours."""
+    """Largest distance between the CA of neighbours, ångström."""
     clash_distance: float = 1.7
-    """Ångström."""
+    """Largest distance of clashing atoms, ångström."""
     clash_fraction: float = 0.3
-    """Of the resolved atoms of a chain."""
+    """Largest fraction of the resolved atoms of a chain that may clash."""
     interface_distance: float = 5.0
-    """Ångström."""
+    """Largest distance of atoms of chains in contact, ångström."""
     links_required: bool = True
     """A covalent link to an atom that Boltz does not have fails the entry."""
     links_by_number: bool = True

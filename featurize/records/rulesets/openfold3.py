@@ -64,15 +64,15 @@ class OpenFold3Rules(Rules):
     max_short: int = 3
     """Polymers with at most this many resolved residues are removed."""
     clash_distance: float = 1.7
-    """Ångström."""
+    """Largest distance of clashing atoms, ångström."""
     clash_fraction: float = 0.3
-    """Of the atoms of a chain."""
+    """Largest fraction of the atoms of a chain that may clash."""
     max_step: float = 10.0
-    """Ångström between the CA of neighbours."""
+    """Largest distance between the CA of neighbours, ångström."""
     max_bond: float = 2.4
-    """Ångström."""
+    """Largest length of a bond, ångström."""
     interface_distance: float = 5.0
-    """Ångström."""
+    """Largest distance of atoms of chains in contact, ångström."""
     tables_required: bool = True
     """An entry fails without a revision history, methods, sequences or types of components, or with
     an entity whose name is not a number."""

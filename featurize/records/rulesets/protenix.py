@@ -69,21 +69,21 @@ class ProtenixRules(Rules):
     """Limits of the preparation, and its faults by name: True does as Protenix does."""
 
     max_bond: float = 2.4
-    """Ångström of a link of the file."""
+    """Largest length of a link of the file, ångström."""
     max_step: float = 10.0
-    """Ångström between the CA of neighbours."""
+    """Largest distance between the CA of neighbours, ångström."""
     max_molecules: int = 20
-    """Molecules of an assembly, unless there are fewer tokens than `max_tokens`."""
+    """Largest number of molecules, unless they have fewer tokens than `max_tokens`."""
     max_tokens: int = 5120
     """Tokens up to which an assembly may have more molecules."""
     max_chains: int = 1000
-    """Chains of an assembly by its own count."""
+    """Largest `oligomeric_count` of an assembly."""
     clash_fraction: float = 0.3
-    """Of the resolved centre atoms of a chain."""
+    """Largest fraction of the resolved centre atoms of a chain that may clash."""
     clash_distance: float = 1.6
-    """Ångström between centre atoms."""
+    """Largest distance of clashing centre atoms, ångström."""
     interface_distance: float = 5.0
-    """Ångström."""
+    """Largest distance of atoms of chains in contact, ångström."""
     one_letter_per_file: bool = True
     """Alternate locations: the lowest letter of the file; atoms with another are removed. False:
     the lowest letter of each residue."""

@@ -65,12 +65,8 @@ def clashing_chains(
     """Chains to remove because too many of their centre atoms are too near another chain."""
     rows = np.flatnonzero(centre_atoms(atoms) & (atoms.row >= 0))
     chain = atoms.chain[rows]
-    pairs = contacts(atoms.position[rows], chain, distance)
-    near = {
-        pair: touched
-        for pair, touched in contact_rows(pairs, chain).items()
-        if not _same_molecule(atoms, *pair)
-    }
+    touching = contact_rows(contacts(atoms.position[rows], chain, distance), chain)
+    near = {p: touched for p, touched in touching.items() if not _same_molecule(atoms, *p)}
     counts = np.bincount(chain, minlength=len(names))
     return clashing_groups(near, counts, fraction, rank=names.__getitem__)
 

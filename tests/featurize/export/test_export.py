@@ -216,12 +216,12 @@ def test_protenix_makes_features_of_the_rows_of_a_job(
     three = {one: gemmi.expand_one_letter(one, gemmi.ResidueKind.AA) for one in RESTYPES}
     codes = np.array([table[three.get(one, "UNK" if one == "X" else "-")] for one in LETTERS])
     first = codes[record.chains[0].msa]
-    made = features["msa"][:, : lengths[0]]
-    assert set(map(tuple, first.tolist())) <= set(map(tuple, made.tolist()))
+    msa_rows = features["msa"][:, : lengths[0]]
+    assert set(map(tuple, first.tolist())) <= set(map(tuple, msa_rows.tolist()))
     paired = (features["msa"] != table["-"]).reshape(len(features["msa"]), -1)
     ends = np.cumsum(lengths)
-    there = np.stack([part.any(1) for part in np.split(paired, ends[:-1], 1)], 1)
-    assert there.all(1).sum() > 1  # rows of one species stand beside each other
+    has_rows = np.stack([part.any(1) for part in np.split(paired, ends[:-1], 1)], 1)
+    assert has_rows.all(1).sum() > 1  # rows of one species are paired in one row
     templates = importlib.import_module("protenix.data.template.template_utils")
     featurizer = templates.TemplateHitFeaturizer(
         str(folder / "templates"), max_hits=4, kalign_binary_path=shutil.which("kalign"),
@@ -233,14 +233,15 @@ def test_protenix_makes_features_of_the_rows_of_a_job(
         hits = parser.parse(
             chain.sequence, Path(one["proteinChain"]["templatesPath"]).read_text(), False
         )
-        found, _ = featurizer.get_templates("", chain.sequence, hits)
-        assert len(found.features) == chain.num_templates > 0, found
-        for number, got in enumerate(found.features):  # it aligns them to the query once more
-            ours = chain.template_all_atom_positions[number]
-            ours = ours[chain.template_all_atom_mask[number] > 0]
-            places = got["template_all_atom_positions"][got["template_all_atom_masks"] > 0]
-            apart = np.linalg.norm(places[:, None] - ours[None], axis=-1).min(1)
-            assert apart.max() < 2e-3 and len(places) > 0.9 * len(ours)
+        result, _ = featurizer.get_templates("", chain.sequence, hits)
+        assert len(result.features) == chain.num_templates > 0, result
+        for number, template in enumerate(result.features):  # it aligns them to the query once more
+            expected = chain.template_all_atom_positions[number]
+            expected = expected[chain.template_all_atom_mask[number] > 0]
+            mask = template["template_all_atom_masks"] > 0
+            positions = template["template_all_atom_positions"][mask]
+            distance = np.linalg.norm(positions[:, None] - expected[None], axis=-1).min(1)
+            assert distance.max() < 2e-3 and len(positions) > 0.9 * len(expected)
 
 
 @pytest.fixture
@@ -268,29 +269,30 @@ def test_alphafold_3_takes_copies_rows_and_templates(folding_input: Any, tmp_pat
     folder = exported(tmp_path / "in", "af3")
     name, record = a_complex()
     job = folding_input.Input.from_json((folder / f"{name}.json").read_text())
-    assert [one.id for one in job.chains] == ["A", "B", "C", "D"]
+    assert [item.id for item in job.chains] == ["A", "B", "C", "D"]
     species = importlib.import_module("alphafold3.data.msa_features").extract_species_ids
     ids = [i for i, copies in enumerate(record.copies) for _ in copies]
-    for one, row in zip(job.protein_chains, ids, strict=True):
+    for item, row in zip(job.protein_chains, ids, strict=True):
         chain, pairing = record.chains[row], record.pairing[row]
-        assert one.sequence == chain.sequence and pairing is not None
+        assert item.sequence == chain.sequence and pairing is not None
         order = np.argsort(chain.msa_source, kind="stable")
-        msa, deletions = rows_of_af3(one.unpaired_msa, "polypeptide(L)")
+        msa, deletions = rows_of_af3(item.unpaired_msa, "polypeptide(L)")
         codes = np.array([*range(20), 20, 21])  # of AF2's letters in AF3's order: the same
         assert np.array_equal(msa, codes[chain.msa[order]])
         assert np.array_equal(deletions, chain.deletion_matrix()[order])
-        heads = [line[1:] for line in one.paired_msa.splitlines()[::2]]
+        heads = [line[1:] for line in item.paired_msa.splitlines()[::2]]
         assert species(heads)[1:] == [s for s in pairing.msa_species[1:] if s]
-        assert len(one.templates) == chain.num_templates > 0
-        for number, template in enumerate(one.templates):
+        assert len(item.templates) == chain.num_templates > 0
+        for number, template in enumerate(item.templates):
             block = gemmi.cif.read_string(template.mmcif).sole_block()
             assert block.find_value("_pdbx_audit_revision_history.revision_date")
-            (found,) = gemmi.make_structure_from_block(block)[0]
+            (template_chain,) = gemmi.make_structure_from_block(block)[0]
             mask = chain.template_all_atom_mask[number].astype(bool)
             assert [*template.query_to_template_map] == np.flatnonzero(mask.any(1)).tolist()
-            residues = [found[row] for row in template.query_to_template_map.values()]
-            places = np.array([atom.pos.tolist() for residue in residues for atom in residue])
-            assert np.allclose(places, chain.template_all_atom_positions[number][mask], atol=6e-4)
+            residues = [template_chain[row] for row in template.query_to_template_map.values()]
+            positions = np.array([atom.pos.tolist() for residue in residues for atom in residue])
+            expected = chain.template_all_atom_positions[number][mask]
+            assert np.allclose(positions, expected, atol=6e-4)
 
 
 @pytest.mark.slow

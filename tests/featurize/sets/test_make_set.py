@@ -40,10 +40,10 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def make(raw: Path, out: Path, *more: str) -> Any:
+def make(raw: Path, out: Path, *options: str) -> Any:
     """What the command says that it made."""
     database = ["--search-db", f"uniref90={raw / 'uniref90.fasta'}", "--workers", "2"]
-    return evofeed("make-set", raw / "synth" / "mmcif", out, *database, *more, "--json").json
+    return evofeed("make-set", raw / "synth" / "mmcif", out, *database, *options, "--json").json
 
 
 def sequences(data: Path, part: str) -> dict[str, str]:
@@ -56,13 +56,13 @@ def test_structures_become_parts_that_share_no_family_with_a_card_each_and_run_a
 ) -> None:
     out = tmp_path / "set"
     split = ["--split", f"identity:{IDENTITY}", "--split", "share:0.3"]
-    made = make(raw, out, *split)
-    assert (
-        set(made["parts"]) == {"train", "valid"} and sum(made["parts"].values()) == made["chains"]
-    )
+    result = make(raw, out, *split)
+    counts = result["parts"]
+    assert set(counts) == {"train", "valid"} and sum(counts.values()) == result["chains"]
     parts = [sequences(out / "data", name) for name in ("valid", "train")]
     assert min(map(len, parts)) >= 2
-    assert list(made["left_out"]) == ["9bad"] and "no atoms" in made["left_out"]["9bad"][0].lower()
+    left_out = result["left_out"]
+    assert list(left_out) == ["9bad"] and "no atoms" in left_out["9bad"][0].lower()
     main_ = Dataset.open(str(out / "data"))
     record = main_[next(iter(main_))]
     assert record.all_atom_positions is not None and record.num_alignments >= 1
@@ -82,8 +82,8 @@ def test_structures_become_parts_that_share_no_family_with_a_card_each_and_run_a
     by_date = ["--split", f"date:{date}", "--split", f"identity:{IDENTITY}"]
     make(raw, out, *by_date)
     for part, young in (("train", False), ("valid", True)):
-        found = Dataset.open(str(out / "data"), part).index["release_date"].to_pylist()
-        assert found and all((one >= date) == young for one in found)
+        released = Dataset.open(str(out / "data"), part).index["release_date"].to_pylist()
+        assert released and all((day >= date) == young for day in released)
     selection = Dataset.open(str(out / "data"), "valid").manifest.config["selection"]
     assert (selection["max_identity"], selection["pairs_above"]) == (IDENTITY, 0)
     report = json.loads((out / "search" / "report.json").read_text())
@@ -97,38 +97,34 @@ def test_entries_are_prepared_with_the_alignments_that_were_found(
 ) -> None:
     """Alike are proteins that are the same: mmseqs need not compare them."""
 
-    def same(one: dict[str, str], other: dict[str, str], *_: object, **__: object) -> list[Pair]:
-        pairs = itertools.product(one, other)
-        return [Pair(a, b, 1.0, 40, 1.0) for a, b in pairs if a != b and one[a] == other[b]]
+    def identical(
+        first: dict[str, str], second: dict[str, str], *_: object, **__: object
+    ) -> list[Pair]:
+        pairs = itertools.product(first, second)
+        return [Pair(a, b, 1.0, 40, 1.0) for a, b in pairs if a != b and first[a] == second[b]]
 
     for module in ("featurize.search.cluster", "store.selection"):
-        monkeypatch.setattr(f"evofeed.{module}.similar_pairs", same)
+        monkeypatch.setattr(f"evofeed.{module}.similar_pairs", identical)
     write_entries(tmp_path / "raw", 4, residues=24)
     chains, _ = read_chains(str(tmp_path / "raw" / "mmcif"))
     rows = [(f"UniRef90_{c.chain_id}", c.sequence) for c in chains]
     database = fasta(tmp_path / "uniref90.fasta", rows)
-    more = [
-        "--search-db",
-        f"uniref90={database}",
-        "--split",
-        "identity:0.9",
-        "--split",
-        "share:0.3",
-    ]
-    more += ["--components", str(tmp_path / "raw" / "components.cif"), "--workers", "1"]
-    evofeed("make-set", tmp_path / "raw" / "mmcif", tmp_path / "set", *more)
+    options = ["--search-db", f"uniref90={database}"]
+    options += ["--split", "identity:0.9", "--split", "share:0.3"]
+    options += ["--components", str(tmp_path / "raw" / "components.cif"), "--workers", "1"]
+    evofeed("make-set", tmp_path / "raw" / "mmcif", tmp_path / "set", *options)
     where = str(tmp_path / "set" / "data")
     parts = {name: Dataset.open(where, name) for name in ("valid", "train")}
     names = {name: set(part.entries.table["entry"].to_pylist()) for name, part in parts.items()}
     assert names["valid"] and names["train"] and not names["valid"] & names["train"]
-    for part, found in names.items():  # whole: chains, complexes and records of an entry together
+    for part, ids in names.items():  # whole: chains, complexes and records of an entry together
         dataset = parts[part]
-        assert {name.rpartition("_")[0] for name in dataset} == found == set(dataset.assemblies)
-        assert len(dataset) == 2 * len(found)
+        assert {name.rpartition("_")[0] for name in dataset} == ids == set(dataset.assemblies)
+        assert len(dataset) == 2 * len(ids)
         points = dataset.entries.datapoints["entry"].to_pylist()
-        assert set(points) == set(range(len(found)))
-        entry = f"{min(found)}-1"
-        assert dataset.entries[entry].entry == min(found)
+        assert set(points) == set(range(len(ids)))
+        entry = f"{min(ids)}-1"
+        assert dataset.entries[entry].entry == min(ids)
     lines = (tmp_path / "set" / "clusters.tsv").read_text().splitlines()
     table = {member: first for first, member in (line.split("\t") for line in lines)}
     for project in ("boltz", "openfold3", "protenix"):  # clusters are those of the entries too
