@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
-"""Parts of Gluon kernels that walk over tiles of rows: copies, sums of columns, layouts.
+"""Parts of Gluon kernels that loop over tiles of rows: copies, sums of columns, layouts.
 
 Letters: M rows, ROWS and COLS of a tile.
 """

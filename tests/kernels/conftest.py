@@ -98,5 +98,5 @@ def half(device: str) -> torch.dtype:
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """Where the kernels run."""
+    """The device that the kernels run on."""
     return "cuda" if torch.cuda.is_available() else "cpu"

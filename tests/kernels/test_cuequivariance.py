@@ -34,7 +34,7 @@ def drawn(C: int, R: int, device: str, biases: bool) -> tuple[Tensor, TriangleWe
 
 
 def stand_in(x: Tensor, direction: str, *, mask: Tensor | None, **given: Any) -> Tensor:
-    """What its documentation says of its arguments, in PyTorch."""
+    """The operator in PyTorch, by the documentation of its arguments."""
     assert given.pop("precision") == "bfloat16"
     halves = {
         name: (None, None) if value is None else value.chunk(2)

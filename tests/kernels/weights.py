@@ -51,7 +51,7 @@ def results(
     call: Callable[..., Any], inputs: Sequence[Tensor], parameters: Sequence[Tensor] = (),
     **options: Any,
 ) -> list[Tensor]:  # fmt: skip
-    """What a call gives, and the gradients of the inputs that are to have one and of parameters."""
+    """Results of a call, and gradients of its inputs that require one and of parameters."""
     out = call(*inputs, **options)
     outs = [out] if isinstance(out, Tensor) else [t for t in out if isinstance(t, Tensor)]
     loss = sum((o * torch.linspace(-1, 1, o.numel()).view_as(o).to(o)).sum() for o in outs)

@@ -37,7 +37,7 @@ def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 def wide(x: Tensor) -> Tensor:
-    """What a cast to float32 means here: float64 stays."""
+    """A cast to float32 that leaves float64 as it is."""
     return x if x.dtype is torch.float64 else x.float()
 
 

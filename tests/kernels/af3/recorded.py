@@ -74,14 +74,14 @@ def paths() -> list[Path]:
 
 
 def whole(path: Path) -> bool:
-    """Whether a module here replaces the case's; not for attention in windows of atoms."""
+    """True if a module here replaces the case's; not for attention in windows of atoms."""
     with np.load(path) as file:
         ctor = json.loads(str(file["meta"]))["ctor"]
     return not any(ctor.get(local) for local in ("n_query", "cross_attention_mode"))
 
 
 def quick(path: Path) -> bool:
-    """Whether the interpreter takes seconds for the case: no more than a block of pairs."""
+    """True if the interpreter takes seconds for the case: up to a block of pairs."""
     with np.load(path) as file:
         return sum(name.startswith("param.") for name in file.files) < 46
 

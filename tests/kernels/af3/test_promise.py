@@ -1,4 +1,4 @@
-"""What looks like a known module but computes something else keeps its own forward."""
+"""Modules that look like a known one but compute something else keep their forward."""
 
 from __future__ import annotations
 

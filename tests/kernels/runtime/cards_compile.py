@@ -1,4 +1,4 @@
-"""Compiles what operators launch for cards that are not here; run by test_cards.
+"""Compiles the launches of operators for cards that are not installed; run by test_cards.
 
 Operators run forward and backward on a CPU as wide as models have them, each launch noted in place
 of being made. Arguments: cards, each with the shared memory its programs may have. Prints
@@ -80,7 +80,7 @@ def _pretend(hopper: bool) -> None:
 
 
 def note_all(hopper: bool) -> None:
-    """What every operator launches."""
+    """Notes the launches of every operator."""
     operators = declared().values()
     _pretend(hopper)
     for it in operators:
@@ -154,7 +154,7 @@ def _lowered(module: Any, *_: Any) -> None:
 
 
 def _portable(*given: Any) -> Any:
-    """What comes then, most of the time, refuses nothing but what is written for one card."""
+    """Refuses code for one card; the stages after LLVM take longest and refuse nothing else."""
     if not given:  # what becomes part of the cache's key
         return "stopped at LLVM", "0"
     stages = given[1]

@@ -1,4 +1,4 @@
-"""Weights of any size and place in another type, as PyTorch casts them."""
+"""Casts of weights of any size and address, equal to PyTorch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fused ops as `torch.library` operators: what `torch.compile` makes of them."""
+"""The fused ops as `torch.library` operators, and under `torch.compile`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where no kernel runs it is the plain version; where memory is small, what was kept is remade."""
+"""Fallbacks: the plain version without a kernel, recomputed intermediates on small cards."""
 
 from __future__ import annotations
 

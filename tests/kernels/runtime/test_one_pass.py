@@ -1,4 +1,4 @@
-"""What operators share during a pass: the same values, made once, of the weights as they are."""
+"""Values shared by the operators of a pass: computed once, from the current weights."""
 
 from __future__ import annotations
 

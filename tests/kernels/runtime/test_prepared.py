@@ -1,4 +1,4 @@
-"""Calls that are repeated without their Python: which, for which others, with the same bits."""
+"""Traced calls: which are traced, which calls replay them, and their bits."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_block_keeps_its_gradients_and_hooks(
 
 
 class Sums(NamedTuple):
-    """What is made of a mask."""
+    """Sums of a mask."""
 
     total: Tensor
     least: Tensor

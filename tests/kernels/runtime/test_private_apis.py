@@ -1,4 +1,4 @@
-"""What PyTorch and Triton do not promise: the versions it holds for, and where it is used."""
+"""Private names of PyTorch and Triton: their versions, and the file that uses them."""
 
 from __future__ import annotations
 
