@@ -8,7 +8,6 @@ date and the pairs of aligned residues. Layout: OpenFold3 0.5.0, `preprocessing/
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -48,8 +47,7 @@ def cached_templates(
         InputError: the cache or an array is damaged, or they do not match.
     """
     table = Npz(read_bytes(file_ref(path)), str(path))
-    lost: Counter[str] = Counter()
-    rows = []
+    rows, num_missing = [], 0
     folder = path.parent if path.stem != "template" else path.parents[1]
     try:
         for name, hit in sorted(table.items(), key=lambda item: int(item[1]["index"])):
@@ -58,7 +56,7 @@ def cached_templates(
             file = template_structure(str(folder), name)
             if file is None:
                 use.missing.add(name)
-                lost["no structure next to the cache"] += 1
+                num_missing += 1
             else:
                 use.files[str(file)] = stamp_of(file)
                 atoms = _atom_columns(file, name, components)
@@ -73,8 +71,8 @@ def cached_templates(
         restype=np.array([row[2] for row in rows], np.uint8).reshape(shape),
         position=np.array([row[3] for row in rows], np.float32).reshape(*shape, 4, 3),
     )
-    notes = [f"{count} of {len(rows)} templates passed over: {why}" for why, count in lost.items()]
-    return templates, notes
+    note = f"{num_missing} of {len(rows)} templates passed over: no structure next to the cache"
+    return templates, [note] if num_missing else []
 
 
 def template_structure(folder: str, name: str) -> Path | None:

@@ -115,8 +115,8 @@ class _UnitWork:
         else:
             data = read_bytes(file_ref(files[0]), InputCaps())
             entry = prepare_entry(data, components, self.task.projects, path=files[0])
-        if first := self.names.get(entry.record_id):
-            raise InputError(f"entry {entry.record_id} is in {first} too", path=files[0])
+        if earlier_file := self.names.get(entry.record_id):
+            raise InputError(f"entry {entry.record_id} is in {earlier_file} too", path=files[0])
         for project, section in entry.sections.items():
             self.needs[project] |= entry.components(project)
             if project == "openfold3":  # ligands of several residues are one molecule

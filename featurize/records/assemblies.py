@@ -167,7 +167,7 @@ def _record(
                 f"chain {member.name} has another sequence than the record {chain.chain_id}: "
                 "featurize it again"
             )
-        dropped += [f"{why}; {chain.chain_id} has the same sequence" for why in missing]
+        dropped += [f"{note}; {chain.chain_id} has the same sequence" for note in missing]
         return chain, record
     raise InputError("; ".join(missing))
 
