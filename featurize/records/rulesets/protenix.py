@@ -250,9 +250,9 @@ class _Preparation(Cleaning[ProtenixRules]):
         rules, label = self.rules, molecule_labels(len(atoms), atoms.bonds)
         resolved = np.zeros(len(atoms), bool)
         resolved[label[atoms.row >= 0]] = True
-        atoms = self.without(atoms, ~resolved[label], "no atom was seen")
+        atoms = self.without(atoms, ~resolved[label], "no atom is resolved")
         if not len(atoms):
-            raise self.refusal("no atom was seen")
+            raise self.refusal("no atom is resolved")
         near = molecules_near_interface(atoms, rules.max_molecules, rules.max_tokens)
         if near is None:
             raise self.refusal("no two molecules are within 15 Å")
