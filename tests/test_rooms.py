@@ -62,7 +62,7 @@ BUDGET = {
     "loader": 12_045,
     "service": 8_236,
     "trainer": 12_029,
-    "kernels": 16_278,
+    "kernels": 16_276,
     "synth": 1_858,
     "tests": 40_019,
     "benchmarks": 9_939,

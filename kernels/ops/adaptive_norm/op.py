@@ -67,8 +67,7 @@ def adapted_grads(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of a and s, plus `later_a` and `later_s`, and of the parameters.
 
-    Those are the scale of the norm of s, the gate, its bias, the shift. Rows are `[M, C]` or
-    `[M, K]`.
+    Those are the scale of s's norm, gate, its bias, shift. Rows are `[M, C]` or `[M, K]`.
     """
     M, C = a.shape
     da, dlayers = torch.empty_like(a), torch.empty_like(of_s.layers)

@@ -85,8 +85,7 @@ def _keeps_all_keys(N: int, D: int, tile: Tile) -> bool:
     """True if all keys fit without one program fewer on a multiprocessor."""
     two_tiles, resident = (_backward_bytes(N, D, tile, resident) for resident in (False, True))
     programs = [MULTIPROCESSOR_BYTES // (size + 1024) for size in (two_tiles, resident)]
-    # <=: few keys take less than two tiles
-    return resident <= SHARED_BYTES and programs[0] <= programs[1]
+    return resident <= SHARED_BYTES and programs[0] <= programs[1]  # few keys: under two tiles
 
 
 def run_forward(
