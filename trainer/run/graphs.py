@@ -134,15 +134,16 @@ class _Recording:
                 self._state = tuple(map(torch.zeros_like, one_pass(self._batch, None)))
 
             def pass_on() -> None:
-                for kept, new in zip(self._state, one_pass(self._batch, self._state), strict=True):
-                    kept.copy_(new)
+                new_state = one_pass(self._batch, self._state)
+                for static, new in zip(self._state, new_state, strict=True):
+                    static.copy_(new)
 
             _, self._replay_pass = record_graph(device, pool, pass_on)
-        found, self._replay_forward = record_graph(
+        outputs, self._replay_forward = record_graph(
             device, pool, lambda: step.forward(self._batch, self._state or None)
         )
         self._numbers: Tensor
-        loss, self._numbers = found
+        loss, self._numbers = outputs
         _, self._replay_backward = record_graph(device, pool, lambda: step.backward(loss))
 
     def __call__(self, batch: dict[str, Tensor], between: Callable[[], None]) -> Tensor:

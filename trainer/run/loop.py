@@ -127,19 +127,19 @@ class Loop:
         """
         world = self.world
         newest = newest_checkpoint(self.out / CHECKPOINTS) if world.is_first else None
-        found: Checkpoint | None = world.share(newest)
-        if found is None:
+        checkpoint: Checkpoint | None = world.share(newest)
+        if checkpoint is None:
             return 0
         if world.is_first:  # the others get the buffers by broadcast
-            restore(found, self.optimizer)
-        self._take_up(found)
-        before = found.state.get(RESIDUALS, {})
+            restore(checkpoint, self.optimizer)
+        self._restore_state(checkpoint)
+        before = checkpoint.state.get(RESIDUALS, {})
         if any(before.get("lengths", ())):
-            saved = found.tensors(RESIDUALS) if world.is_first else {}
+            saved = checkpoint.tensors(RESIDUALS) if world.is_first else {}
             self.exchange.restore(before, world.share(saved))
-        return found.step
+        return checkpoint.step
 
-    def _take_up(self, checkpoint: Checkpoint) -> None:
+    def _restore_state(self, checkpoint: Checkpoint) -> None:
         """Restores a checkpoint's state except its tensors."""
         state, result = checkpoint.state, self.result
         if state["seed"] != self.config.seed:
@@ -148,11 +148,11 @@ class Loop:
                 f"{self.config.seed}; it would not be the same run",
                 path=str(checkpoint.path),
             )
-        now = self.loader.state_dict()
-        was, wanted = (one.get("global_batch_size") for one in (state["loader"], now))
-        if was != wanted:
+        before = state["loader"].get("global_batch_size")
+        now = self.loader.state_dict().get("global_batch_size")
+        if before != now:
             raise TrainerError(
-                f"its steps took {was} samples, this run's would take {wanted} (accumulate x ranks "
+                f"its steps took {before} samples, this run's would take {now} (accumulate x ranks "
                 "/ axial x loader.batch_size): with other ranks change accumulate, too",
                 path=str(checkpoint.path),
             )
@@ -261,8 +261,8 @@ class Loop:
             self._stop = self._asked
         scale = self.optimizer.scale
         least = torch.ones_like(norm) if scale is None else scale.is_least
-        known = torch.stack([norm.double(), least.double()])
-        self._telemetry.send(step, torch.cat([numbers, known]), samples)
+        trailer = torch.stack([norm.double(), least.double()])
+        self._telemetry.send(step, torch.cat([numbers, trailer]), samples)
         self.result.step = step + 1
         self._every(step + 1)
         self._flush()
@@ -292,33 +292,33 @@ class Loop:
 
     def _read(self) -> None:
         """Reads the numbers of the previous step, the same on all ranks."""
-        found = self._telemetry.take(self._passes.terms)
-        if found is None:
+        numbers = self._telemetry.take(self._passes.terms)
+        if numbers is None:
             return
-        if found.stop:
+        if numbers.stop:
             self._stop = self._asked or "a signal to another rank"
-        if found.overflowed:
-            self.result.overflows.append(found.step)
-        elif found.finite:
+        if numbers.overflowed:
+            self.result.overflows.append(numbers.step)
+        elif numbers.finite:
             self._skipped_in_a_row = 0
         else:
-            self._skip(found)
-        self.result.losses.append(found.loss)
+            self._skip(numbers)
+        self.result.losses.append(numbers.loss)
         if self.log:
-            rate = learning_rate(found.step, self.config.optim)
+            rate = learning_rate(numbers.step, self.config.optim)
             self.log.values(
-                found.step, loss=found.loss, terms=found.terms, norm=found.norm, rate=rate,
-                recycles=found.recycles, finite=found.finite,
+                numbers.step, loss=numbers.loss, terms=numbers.terms, norm=numbers.norm, rate=rate,
+                recycles=numbers.recycles, finite=numbers.finite,
             )  # fmt: skip
 
-    def _skip(self, found: StepNumbers) -> None:
+    def _skip(self, numbers: StepNumbers) -> None:
         """Counts a step without a finite gradient and logs the names of its samples."""
-        self.result.skipped.append(found.step)
+        self.result.skipped.append(numbers.step)
         self._skipped_in_a_row += 1
-        ranks = self.world.collect([name for ask in found.samples for name in ask()])
+        ranks = self.world.collect([name for ask in numbers.samples for name in ask()])
         names = [name for rank in ranks for name in rank]
         if self.log:
-            self.log.values(found.step, samples=names)
+            self.log.values(numbers.step, samples=names)
         if self._skipped_in_a_row >= self.config.max_skipped:
             raise TrainerError(
                 f"{self._skipped_in_a_row} steps in a row without a finite gradient, the last with "
