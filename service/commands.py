@@ -52,7 +52,7 @@ def serve(
     made with `evofeed tokens create`. Further settings come from EVOFEED_* variables
     (EVOFEED_DATABASE_URL, EVOFEED_AUTH, ...).
     """
-    gc.disable()  # what a start imports stays: to look through it again and again takes a fifth
+    gc.disable()  # imported objects stay: scanning them again and again takes a fifth
     try:
         from evofeed.service.database.database import Database
         from evofeed.service.settings import load_settings
@@ -94,11 +94,11 @@ def _run(settings: ServiceSettings, as_json: bool) -> None:
             stop.wait()
             patient.close()
     if any(thread.name.startswith("evofeed-work") for thread in threading.enumerate()):
-        os._exit(0)  # stuck in a store that does not answer; Python would wait for them
+        os._exit(0)  # Python would wait for threads blocked by a store that does not answer
 
 
 def _start_token(settings: ServiceSettings) -> str:
-    """The token to print; empty where none is made."""
+    """The token to print; empty if none is created."""
     from evofeed.service.access.auth import LOCAL, make_start_token, revoke_token
     from evofeed.service.database.database import Database
     from evofeed.service.problems import Problem

@@ -9,7 +9,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 
 class Metrics:
-    """The service's own registry: nothing global, so that two services can share a process.
+    """The service's registry, not a global one, so that two services can share a process.
 
     All workers of a service, those that died included, count in `folder`: any tells the sums.
     """
@@ -35,7 +35,7 @@ class Metrics:
     def request(self, endpoint: str, method: str, status: int, seconds: float, size: int) -> None:
         """Count one answered request."""
         key = (endpoint, method, status)
-        if key not in self._series:  # to look three up costs as much as half of a request
+        if key not in self._series:  # three lookups cost half a request
             self._series[key] = (
                 self.requests.labels(endpoint, method, str(status)),
                 self.seconds.labels(endpoint),
@@ -47,7 +47,7 @@ class Metrics:
         nbytes.inc(size)
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         if self._folder is None:
             return generate_latest(self.registry)
         everybody = CollectorRegistry()

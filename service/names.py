@@ -1,4 +1,4 @@
-"""Names that may appear in a URL, and what JSON bodies have in common."""
+"""Types of names in URLs, and the base class of JSON bodies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import Path
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-"""Datasets and refs: no slash, no dot first, no space, ASCII only."""
+"""Datasets and refs: ASCII without slashes, spaces or a leading dot."""
 
 DIGEST_PATTERN: Final = r"^[0-9a-f]{64}$"
 """Snapshot digests: sha256 of the canonical manifest, hexadecimal."""
@@ -26,7 +26,7 @@ NewName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Message = Annotated[
     str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$")
 ]
-"""Words of a person: lines and tabs, no other control characters."""
+"""Free text: lines and tabs, no other control characters."""
 
 DigestValue = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 
@@ -40,7 +40,7 @@ _V = TypeVar("_V")
 
 
 class Body(BaseModel):
-    """A request's body: the fields there are and no others, each of its own kind.
+    """A request's body: unknown fields and wrong types are refused.
 
     `true` is not a number, `1.0` no integer and `"1"` neither.
     """

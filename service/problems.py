@@ -41,7 +41,7 @@ _GONE = 499  # nginx's code: the client closed the connection before its request
 
 
 class Problem(ServiceError):
-    """A request refused on purpose: a stable `code`, what is wrong, what to do `next`.
+    """A refused request: a stable `code`, a message and the `next` step.
 
     After `wait` seconds the caller may try again (`Retry-After`); 0 says nothing of it. `errors`
     has one `{"where", "what"}` for each wrong field.
@@ -68,7 +68,7 @@ class Problem(ServiceError):
         self.errors = errors or []
 
     def body(self) -> dict[str, Any]:
-        """The JSON object that is sent."""
+        """The JSON object of the answer."""
         body: dict[str, Any] = {
             "type": "about:blank",
             "title": HTTPStatus(self.status).phrase,
@@ -80,7 +80,7 @@ class Problem(ServiceError):
         return body | ({"errors": self.errors} if self.errors else {})
 
     def response(self, path: str = "") -> Response:
-        """The HTTP response to a request of a path: clients of tickets want a word as `status`."""
+        """The HTTP response for a path; clients of tickets expect a word as `status`."""
         body, kind = self.body(), "application/problem+json"
         if path.startswith(TICKETS):
             words = {429: "RATELIMIT", 503: "MAINTENANCE"}
@@ -90,7 +90,7 @@ class Problem(ServiceError):
         return Response(json.dumps(body), self.status, headers, kind)
 
 
-# First match wins, so the narrow classes come first.
+# The first match is used, so subclasses come first.
 _STATUS: tuple[tuple[type[EvofeedError], int, str, str], ...] = (
     (DatasetMissing, 404, "not_found", "list: GET /v1/datasets, GET .../snapshots"),
     (ShardMissing, 404, "shard_missing", "read the manifest again; run `evofeed snapshots verify`"),
@@ -103,7 +103,7 @@ _STATUS: tuple[tuple[type[EvofeedError], int, str, str], ...] = (
 
 
 def as_problem(error: Exception) -> Problem | None:
-    """The problem to answer with where an error was raised; None: it is our own bug."""
+    """The problem for an error; None for a bug of the service."""
     match error:
         case Problem():
             return error
@@ -146,14 +146,14 @@ def _from_http(request: Request, error: HTTPException) -> Problem:
 
 
 def unexpected(error: Exception, request_id: str) -> Problem:
-    """The answer to our own bug: nothing of it leaves the log."""
+    """The answer to a bug of the service; details are only in the log."""
     _log.error("unexpected error, request %s", request_id, exc_info=error)
     hint = f"give the request id {request_id} to the service's operator"
     return Problem(500, "internal_error", "the service failed on this request", next=hint)
 
 
 def install_problems(app: FastAPI, page: Callable[[Request, Problem], Response | None]) -> None:
-    """Make every refusal of `app` answer as a problem; `Edge` answers for the rest."""
+    """Register handlers that answer errors of `app` as problems; `Edge` handles the rest."""
 
     def answer(request: Request, error: Exception) -> Response:
         match error:
@@ -173,7 +173,7 @@ def install_problems(app: FastAPI, page: Callable[[Request, Problem], Response |
 
 
 class WrongField(BaseModel):
-    """A field of a request that cannot be."""
+    """An invalid field of a request."""
 
     where: str
     what: str
@@ -201,7 +201,7 @@ def refusals(media_type: str, model: str) -> dict[int | str, dict[str, Any]]:
 
 
 def describe_api(app: FastAPI) -> None:
-    """Give `app.openapi()` the form of problems, and the token where one is asked for."""
+    """Add the schema of problems, and the security scheme if tokens are needed, to OpenAPI."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

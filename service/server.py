@@ -79,7 +79,7 @@ def serving(served: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]
 
     It runs in a thread of this process, on a free loopback port unless the
     settings name one, and stops before the block is left. Given datasets alone,
-    its database is a temporary SQLite file, and all it lets anybody do is read.
+    its database is a temporary SQLite file, and it is read-only.
 
         with serving({"demo": "/data/demo"}) as url:
             dataset = Dataset.open(f"{url}/v1/datasets/demo")

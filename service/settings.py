@@ -18,18 +18,18 @@ from evofeed.service.database.database import parse_url
 from evofeed.service.names import NAME_PATTERN
 
 _SECRETS = Path("/run/secrets")  # where Docker and Podman mount secrets
-_MISSPELT = 0.85  # likeness: a letter or two are wrong
+_MISSPELT = 0.85  # similarity of a name with a wrong letter or two
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def default_home() -> Path:
-    """Where the embedded database lives: `$XDG_DATA_HOME/evofeed`."""
+    """Default folder of the embedded database: `$XDG_DATA_HOME/evofeed`."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "evofeed"
 
 
 class ServiceSettings(BaseSettings):
-    """How the service runs; every field is also `EVOFEED_<FIELD>`."""
+    """Settings of the service; every field is also the variable `EVOFEED_<FIELD>`."""
 
     model_config = SettingsConfigDict(
         env_prefix="EVOFEED_",
@@ -62,8 +62,8 @@ class ServiceSettings(BaseSettings):
     """Addresses or networks of proxies in front, such as `10.0.0.5` or `10.0.0.0/8`: what they say
     in X-Forwarded-For and X-Forwarded-Proto is trusted, and no others."""
     auth: Literal["auto", "on", "read", "off"] = "auto"
-    """Who is asked for a token: everybody; `auto` also prints one at start if the address is a
-    loopback one. `read`: only who writes. `off`: nobody, every user of this machine is admin."""
+    """Who needs a token: `on`, all callers; `auto`, too, and prints one at start on a loopback
+    address; `read`, writers only; `off`, none: every user of this machine is admin."""
     max_body: int = Field(default=1 << 20, ge=1024)
     """Bytes a request body may have."""
     request_seconds: float = Field(default=30.0, gt=0)
@@ -105,9 +105,9 @@ class ServiceSettings(BaseSettings):
     job_caps: dict[str, float] = {}
     """Input caps that a job may go up to (JSON), where they are not those of `InputCaps`."""
     keep_days: float = Field(default=90.0, ge=0)
-    """Days that ended jobs, their attempts, broken chains and logs are kept; 0: always."""
+    """Days until ended jobs and their logs are deleted; 0: never."""
     audit_days: float = Field(default=0.0, ge=0)
-    """Days that lines of the audit are kept; 0: always."""
+    """Days until lines of the audit are deleted; 0: never."""
     accel: str = ""
     """Path of nginx' internal location that is an alias of `/`, such as `/_shards`: shards of local
     datasets are then sent by the nginx in front, by sendfile. Empty: the service sends them."""
@@ -172,7 +172,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def searched(self) -> Path:
-        """Folder of what was searched: `msa_cache`, or its default."""
+        """Folder of cached search results: `msa_cache`, or its default."""
         return self.msa_cache or self.home / "msa"
 
     @property
@@ -217,7 +217,7 @@ def load_settings(**changes: Any) -> ServiceSettings:
         field = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         raise ServiceError(f"setting {field} (EVOFEED_{field.upper()}): {message}") from None
-    except SettingsError as error:  # it names the field, and nothing else that a user knows
+    except SettingsError as error:  # its message names only the field
         field = str(error).partition('"')[2].partition('"')[0]
         raise ServiceError(
             f"setting {field} (EVOFEED_{field.upper()}) is not JSON: "
@@ -226,7 +226,7 @@ def load_settings(**changes: Any) -> ServiceSettings:
 
 
 def _refuse_misspelt(names: Iterable[str]) -> None:
-    """A guard such as EVOFEED_ATUH=on must not be passed over in silence."""
+    """Raise for a misspelt setting: EVOFEED_ATUH=on must not be ignored."""
     settings = [f"EVOFEED_{field.upper()}" for field in ServiceSettings.model_fields]
     for name in names:
         near = difflib.get_close_matches(name, settings, 1, _MISSPELT)

@@ -1,4 +1,4 @@
-"""Everything the routes share, made once for each application, and which process leads."""
+"""The objects shared by all routes, and the election of the leading process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from evofeed.service.work import Work
 
 
 class Service:
-    """The parts behind the routes: the database opened, embedded ones brought up to date.
+    """The parts behind the routes; opens the database and upgrades an embedded one.
 
     Raises:
         ServiceError: the database does not answer, or its tables are old
@@ -72,14 +72,14 @@ class Service:
 
 
 def _signing_key(database: Database) -> bytes:
-    """The key that signs cursors and cookies: kept, so that they outlive a restart."""
+    """The key that signs cursors and cookies, stored so that they survive a restart."""
     with database.read() as session:
         row = session.get(SecretRow, "cursor")
     if row is not None:
         return row.value
     with contextlib.suppress(IntegrityError), database.write() as session:
         session.add(SecretRow(name="cursor", value=secrets.token_bytes(32)))
-    with database.read() as session:  # ours, or that of a service that started with us
+    with database.read() as session:  # this one, or that of a service started at the same time
         return session.get_one(SecretRow, "cursor").value
 
 
@@ -132,14 +132,14 @@ class Duty(Protocol):
     """Work that one process does for all of them."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start."""
 
     def close(self) -> None:
-        """Stop, also if it never began."""
+        """Stop, also if it was not started."""
 
 
 class Leader:
-    """Begins the duties once this process holds the database's lock of that name.
+    """Starts the duties once this process holds the database's lock of that name.
 
     A lock ends with its process, or with its connection: then another process begins. This one
     continues too until it holds the lock again, which is harmless: duties claim their work in
@@ -158,7 +158,7 @@ class Leader:
         self._thread.start()
 
     def close(self) -> None:
-        """End the duties, then let others have them."""
+        """Stop the duties, then release the lock."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Tickets of the ColabFold protocol: sequences handed in, searched together, fetched as tar.gz.
+"""Tickets of the ColabFold protocol: submitted sequences, searched in batches, returned as tar.gz.
 
 What a ticket asks for is searched by `evofeed.featurize.search` and kept in its cache. One thread
 of one worker searches: it takes waiting tickets in turns, one of each principal, and searches all
@@ -24,7 +24,7 @@ from sqlalchemy import delete, func, select, update
 
 from evofeed.base.errors import EvofeedError, InputError
 from evofeed.featurize import job as jobs
-from evofeed.featurize import search  # names of both load their modules when they are first used
+from evofeed.featurize import search  # lazily loaded
 from evofeed.service.database.database import Database
 from evofeed.service.database.tables import TicketRow
 from evofeed.service.problems import Problem
@@ -33,17 +33,17 @@ from evofeed.service.settings import ServiceSettings
 
 PENDING, RUNNING, COMPLETE, ERROR = "PENDING", "RUNNING", "COMPLETE", "ERROR"
 _BATCH: Final = 64
-"""Sequences searched together, at least one ticket's."""
+"""Sequences of a batch, at least one ticket's."""
 _MOST_SEQUENCES: Final = 100
-"""Of one ticket."""
+"""Sequences of one ticket."""
 _KEEP: Final = 7 * 86_400.0
-"""Seconds a ticket may be asked for."""
+"""Seconds that a ticket can be fetched."""
 MODES: Final = re.compile(
     r"((env|all|env-nofilter|nofilter)(-notemplates)?|pair(greedy|complete)(-env)?)$"
 )
 _NAMES: Final = {"uniref": "uniref.a3m", "env": "bfd.mgnify30.metaeuk30.smag30.a3m"}
 _TICK: Final = 0.3
-"""Seconds after which it is seen what other workers were handed."""
+"""Seconds between checks for tickets of other workers."""
 _FORGET_SECONDS: Final = 3600.0
 _log = logging.getLogger("evofeed.service.tickets")
 
@@ -77,7 +77,7 @@ class TicketQueue:
             return session.get(TicketRow, (ticket_id, self._place))
 
     def add(self, ticket: TicketRow) -> None:
-        """Enter a ticket, in place of one of the same name.
+        """Insert a ticket, or replace one of the same id.
 
         Raises:
             Problem: 429, too many of its tickets wait.
@@ -93,14 +93,14 @@ class TicketQueue:
             session.merge(ticket)
 
     def recover(self) -> None:
-        """Have searched again what a process that is gone had begun."""
+        """Requeue tickets whose process has died."""
         begun = (self._ours, TicketRow.state == RUNNING)
         with self._database.write() as session:
             session.execute(update(TicketRow).where(*begun).values(state=PENDING))
 
     def take(self) -> list[TicketRow]:
-        """Waiting tickets that want the same search: one of each principal in turn, whoever has
-        waited longest since the last turn first."""
+        """Waiting tickets of the same kind of search, one per principal in turn; the principal that
+        has waited longest since its last turn comes first."""
         turn = func.row_number().over(partition_by=TicketRow.principal, order_by=TicketRow.made_at)
         last = select(TicketRow.principal, func.max(TicketRow.taken_at).label("at"))
         last_turn = last.where(self._ours).group_by(TicketRow.principal).subquery()
@@ -123,7 +123,7 @@ class TicketQueue:
         return batch
 
     def end(self, tickets: Sequence[TicketRow], failed: Mapping[str, str]) -> None:
-        """Write how tickets ended."""
+        """Record the ends of tickets."""
         with self._database.write() as session:
             for ticket in tickets:
                 if row := session.get(TicketRow, (ticket.id, self._place)):
@@ -143,7 +143,7 @@ def _kind(ticket: TicketRow) -> object:
 
 
 class Tickets:
-    """The tickets of a service, and the thread that works on them."""
+    """The tickets of a service, and the thread that searches them."""
 
     def __init__(self, settings: ServiceSettings, database: Database) -> None:
         self.settings = settings
@@ -169,12 +169,12 @@ class Tickets:
             return self._opened
 
     def start(self) -> None:
-        """Take up what an earlier service left, and begin."""
+        """Requeue tickets of an earlier service, and start the thread."""
         if self.databases:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop; what was not finished is taken up by the next service."""
+        """Stop; the next service continues unfinished tickets."""
         self._stop.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -183,7 +183,7 @@ class Tickets:
             self._opened.close()
 
     def submit(self, principal: str, text: str, mode: str) -> TicketRow:
-        """A ticket for the sequences of a FASTA text; COMPLETE at once if all are known.
+        """A ticket for the sequences of a FASTA text; COMPLETE at once if all are cached.
 
         Raises:
             Problem: 404, nothing is searched here; 429, too many of its tickets wait.
@@ -296,14 +296,14 @@ class Tickets:
                 self._until_done(lambda: self._next_batch(executor))
 
     def _until_done(self, step: Callable[[], None]) -> None:
-        """Do it; while the database is away, try again."""
+        """Call a function, again while the database is down."""
         away = False
         while not self._stop.is_set():
             try:
                 step()
                 return
             except AWAY as error:
-                if not away:  # once, not for as long as it is away
+                if not away:  # once, not at every try
                     _log.error("tickets wait for the database: %s", error)
                 away = True
                 self._stop.wait(_TICK)
@@ -321,11 +321,11 @@ class Tickets:
         self._until_done(lambda: self.queue.end(batch, failed))
 
     def _do(self, batch: Sequence[TicketRow], executor: jobs.Executor) -> dict[str, str]:
-        """Search what tickets ask for; why, by id, for those that failed."""
+        """Search a batch of tickets; returns the reasons of failed ones by id."""
         try:
             with contextlib.closing(self._search(batch, executor)) as running:
                 _, broken = running.run()
-        except EvofeedError as error:  # whose path is the operator's affair
+        except EvofeedError as error:  # its path is for the operator only
             _log.error("a batch of tickets failed: %s", error)
             return {ticket.id: error.message for ticket in batch}
         except Exception:
@@ -339,7 +339,7 @@ _LETTERS: Final = re.compile(r"[A-Za-z]+")
 
 
 def form_of(kind: str, body: bytes) -> dict[str, str]:
-    """Fields of a form, as browsers and programs send them.
+    """Fields of a form, urlencoded or multipart.
 
     Raises:
         InputError: it is not a form, or not in ASCII.
@@ -387,7 +387,7 @@ def as_a3m(data: bytes) -> bytes:
 
 
 def blocks_of(names: Sequence[str], a3ms: Sequence[bytes]) -> bytes:
-    """Alignments behind each other, each begun by its query's name and ended by a NUL."""
+    """Concatenated alignments, each with its query's name first and a NUL at its end."""
     blocks = (
         f">{name}\n".encode() + a3m.partition(b"\n")[2]
         for name, a3m in zip(names, a3ms, strict=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict
 
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
-"""States that a job does not leave by itself."""
+"""Final states of a job."""
 
 
 class RowFilters(TypedDict, total=False):
@@ -39,7 +39,7 @@ class RowFilters(TypedDict, total=False):
 class JobOptions(TypedDict, total=False):
     """Options of a job besides its dataset and its input."""
 
-    ref: str | None  # moves to the snapshot, `main` if not given; None: nothing does
+    ref: str | None  # ref to move to the snapshot, `main` by default; None: none
     message: str  # why, for the ref's history
     preset: Literal["safe", "openfold"]  # `openfold` is bit for bit what OpenFold makes
     config: Mapping[str, Any]  # fields of `FeaturizeConfig` to change
@@ -94,7 +94,7 @@ class Job:
 
     @property
     def has_ended(self) -> bool:
-        """True if it does not go on by itself."""
+        """True if its state is final."""
         return self.state in ENDED
 
 

@@ -1,4 +1,4 @@
-"""Where endpoints run: each dataset has threads of its own, and each request a time limit.
+"""Thread pools of endpoints, one per dataset, and the time limit of requests.
 
 A store that hangs blocks the threads of its own dataset only. Work that walks
 whole indexes has fewer threads, apart from those that hand out bytes, and one caller can
@@ -20,10 +20,10 @@ from typing import Final, TypeVar
 from evofeed.service.problems import Problem
 
 _T = TypeVar("_T")
-_THREADS: Final = 16  # of a dataset, for what is short
-_HEAVY_THREADS: Final = 2  # of a dataset, for what walks its index: they compute, and we have cores
+_THREADS: Final = 16  # per dataset, for short requests
+_HEAVY_THREADS: Final = 2  # per dataset, for scans of its index, which are bound by cores
 _MAX_POOLS: Final = 256  # the least recently used are closed
-_MAX_WAITING: Final = 500  # requests of a dataset
+_MAX_WAITING: Final = 500  # requests per dataset
 _NEVER: Final = float("inf")
 _until: contextvars.ContextVar[float] = contextvars.ContextVar("evofeed_until")
 
@@ -59,7 +59,7 @@ class Work:
         context.run(_until.set, time.monotonic() + seconds)
 
         def finished(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the service has stopped meanwhile
+            with contextlib.suppress(RuntimeError):  # the service has stopped
                 loop.call_soon_threadsafe(self._waiting.subtract, keys)
 
         work = self._pool(dataset, heavy).submit(context.run, function)
@@ -69,19 +69,19 @@ class Work:
             async with asyncio.timeout(seconds) as clock:
                 return await asyncio.wrap_future(work)
         except TimeoutError:
-            if not clock.expired():  # it is the store's
+            if not clock.expired():  # the timeout is the store's
                 raise
             raise too_slow(seconds) from None
 
     def require_room(self, dataset: str, caller: str, *, heavy: bool) -> None:
-        """Refuse what `run` would refuse, before a body is read and parsed."""
+        """Raise if `run` would refuse the request, before its body is read."""
         if heavy and self._waiting[("heavy", caller)] >= self._heavy:
             raise _too_many(429, f"{self._heavy} such requests of yours wait or run already")
         if self._waiting[(dataset, heavy)] >= _MAX_WAITING:
             raise _too_many(503, f"{_MAX_WAITING} requests wait already")
 
     def close(self) -> None:
-        """Take no more work; do not wait for what is stuck."""
+        """Stop accepting work, without waiting for blocked threads."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -61,7 +61,7 @@ BUDGET = {
     "featurize": 19_776,
     "store": 7_297,
     "loader": 12_045,
-    "service": 8_236,
+    "service": 8_235,
     "trainer": 12_030,
     "kernels": 16_276,
     "synth": 1_858,

@@ -1,1 +1,1 @@
-"""Who may do what and how much of it, and the audit."""
+"""Authentication, rights and open places."""

@@ -1,4 +1,4 @@
-"""Who asks and what they may: scoped tokens, hashed at rest.
+"""Authentication and rights: scoped tokens, hashed at rest.
 
 A token reads `evf_<id>_<secret>`; the secret has 256 random bits, so a plain
 sha256 is the right hash. It is shown once, may expire, and can be revoked. A browser
@@ -44,12 +44,12 @@ _USED_EVERY = 60.0  # seconds between writes of last_used_at: reads must not bec
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a request comes from."""
+    """The identity of a caller."""
 
-    id: str  # of its token, or `local` when no token is asked for
+    id: str  # the token's, or `local` if the service needs no token
     scopes: frozenset[str]  # subset of `SCOPES`
-    datasets: frozenset[str] | None  # that it may touch; None for all
-    roots: tuple[str, ...] | None = None  # it names places below; None: all that are open
+    datasets: frozenset[str] | None  # accessible ones; None for all
+    roots: tuple[str, ...] | None = None  # folders for new places; None: all open ones
     expires_at: float | None = None  # when its token ends; None for never
 
     def require_dataset(self, name: str) -> None:
@@ -74,14 +74,14 @@ class Principal:
 
     @property
     def sees_places(self) -> bool:
-        """True if it may know where things lie, and not only what they are."""
+        """True if it may see locations of files."""
         return bool(self.scopes & {"publish", "jobs", "admin"})
 
 
 LOCAL: Final = Principal("local", frozenset(SCOPES), None)
-"""Whoever asks a service that wants no tokens."""
+"""The caller of a service without tokens."""
 ANONYMOUS: Final = Principal("anonymous", frozenset({"read"}), None)
-"""Whoever reads a service that wants tokens for writing only."""
+"""A reader of a service that needs tokens for writing only."""
 
 
 def create_token(
@@ -95,7 +95,7 @@ def create_token(
     principal: str = "local",
     token_id: str = "",
 ) -> tuple[str, str]:
-    """A new token's id and its text; the text cannot be had again.
+    """A new token's id and its text, which is not stored.
 
     It is for these datasets (None: all) and names places below these roots (None: all that are
     open). It ends no later than the token it was made with, and is revoked with it.
@@ -107,7 +107,7 @@ def create_token(
     token_id = token_id or secrets.token_hex(8)
     ends = [now + seconds] if seconds is not None else []
     with database.write() as session:
-        # Locked: it must not be revoked while it makes another.
+        # Locked: the parent must not be revoked meanwhile.
         # The token printed at a start is not a parent: tokens made with it outlive it.
         maker = "" if principal == LOCAL.id else principal
         parent = session.get(TokenRow, maker, with_for_update=True)
@@ -120,7 +120,7 @@ def create_token(
         row.scopes = sorted(set(scopes))
         row.datasets = None if datasets is None else sorted(set(datasets))
         row.roots = None if roots is None else sorted(set(roots))
-        session.merge(row)  # a start's token takes the place of the last one's
+        session.merge(row)  # the token of a start replaces that of the last one
         record(session, principal, "token.create", token_id, label=label, scopes=sorted(scopes))
     return token_id, f"evf_{token_id}_{secret}"
 
@@ -132,7 +132,7 @@ def make_start_token(database: Database) -> str:
 
 
 def revoke_token(database: Database, token_id: str, principal: str = "local") -> None:
-    """Make a token, and all that were made with it, worthless from now on.
+    """Revoke a token and all tokens made with it.
 
     Raises:
         Problem: 404, there is no such token.
@@ -141,7 +141,7 @@ def revoke_token(database: Database, token_id: str, principal: str = "local") ->
         if session.get(TokenRow, token_id, with_for_update=True) is None:
             hint = "list them: GET /v1/tokens"
             raise Problem(404, "not_found", f"no token {token_id!r}", next=hint)
-        # And all that were made with it, and with those.
+        # Its descendants too.
         tree = select(TokenRow.id).where(TokenRow.id == token_id).cte("family", recursive=True)
         tree = tree.union(select(TokenRow.id).where(TokenRow.parent == tree.c.id))
         for child_id in session.scalars(select(tree.c.id)).all():
@@ -152,7 +152,7 @@ def revoke_token(database: Database, token_id: str, principal: str = "local") ->
 
 
 def tokens_after(database: Database, after: str = "", limit: int | None = None) -> list[Token]:
-    """Tokens in order of their ids, from behind one on."""
+    """Tokens sorted by id, after the id `after`."""
     query = select(TokenRow).where(TokenRow.id > after).order_by(TokenRow.id).limit(limit)
     with database.read() as session:
         return [view_of(Token, row) for row in session.scalars(query)]
@@ -195,7 +195,7 @@ def principal_of(row: TokenRow) -> Principal:
 
 
 def holder_of(database: Database, principal: str) -> Principal:
-    """Who a principal is now, for what is done in its name later: a job's end.
+    """The current rights of a principal, for work done in its name later, such as a job's end.
 
     Raises:
         Problem: 401, its token was revoked or has expired.
@@ -211,14 +211,14 @@ def holder_of(database: Database, principal: str) -> Principal:
 
 
 def roots_of(database: Database, principal: str) -> tuple[str, ...] | None:
-    """The places a principal may name, its token being good or not; None: all that are open."""
+    """The folders a principal may name, even if its token is invalid; None: all open ones."""
     with database.read() as session:
         row = session.get(TokenRow, principal)
     return principal_of(row).roots if row is not None else None
 
 
 def is_alive(database: Database, principal: Principal) -> bool:
-    """True if its token is still good."""
+    """True if its token is still valid."""
     try:
         holder_of(database, principal.id)
     except Problem:
@@ -234,15 +234,15 @@ def _require_alive(row: TokenRow) -> None:
 
 
 def presented(request: Request, *, form: bool = False) -> tuple[str, str]:
-    """The token and the session that a request, or one of our forms, carries; empty if not."""
+    """The token and the session of a request or a form; empty if absent."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip(), ""
-    if key := request.headers.get("x-api-key", ""):  # Boltz's client; no page can send it unasked
+    if key := request.headers.get("x-api-key", ""):  # Boltz's client; a page cannot send it
         return key.strip(), ""
     reads = request.method in ("GET", "HEAD")
-    # Programs that know no tokens, such as ColabFold's: any name, the token as password. A browser
-    # sends what it was given by itself, so a foreign page must not be able to use it.
+    # Clients with basic auth only, such as ColabFold's: any name, the token as password. Browsers
+    # resend it on their own, so it must be useless to a foreign page.
     if kind.lower() == "basic" and (reads or "origin" not in request.headers):
         with contextlib.suppress(ValueError):
             return base64.b64decode(token, validate=True).decode("ascii").partition(":")[2], ""
@@ -267,7 +267,7 @@ def _forbidden(message: str) -> Problem:
 
 
 class Authority:
-    """Who is let in; tokens are remembered by their hashes alone.
+    """Authenticates callers; tokens are cached by their hashes.
 
     Cookies are signed with the key; for `grace` seconds tokens read bytes while the database is
     away.
@@ -278,7 +278,7 @@ class Authority:
         self._known = Remembered[bytes, Principal](grace)
 
     def cached(self, token: str, session: str) -> Principal | None:
-        """The principal of a token, if the database need not be asked."""
+        """The cached principal of a token, if there is one."""
         principal = self._known.cached(_named(token, session))
         return principal if principal is not None and not _expired(principal) else None
 
@@ -317,7 +317,7 @@ class Authority:
         return self._signer(row).sign(row.id).decode()
 
     def sign_out(self, session: str) -> None:
-        """End the sessions of the token that a session names; one that has ended ends nothing."""
+        """End the sessions of the token that a session names; no effect if it has ended."""
         try:
             token_id = self._ask("", session).id
         except Problem:
@@ -329,7 +329,7 @@ class Authority:
         self.forget()
 
     def _signer(self, row: TokenRow) -> TimestampSigner:
-        """For one token, and no more for it once it has another secret or has signed out."""
+        """The signer of a token's sessions, which end with its secret or by signing out."""
         with self._database.read() as session:
             secret = session.get(SecretRow, f"sessions {row.id}")
         salt = b"session" + row.secret_sha256 + (secret.value if secret else b"")

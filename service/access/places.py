@@ -1,4 +1,4 @@
-"""Places a client may name: the service reads there with its own rights.
+"""Locations that a client may name; the service reads them with its own rights.
 
 A place is asked for twice: of its name when it is named, and of the file that is open when it is
 used (`evofeed.base.within`), so that no link made in between, or inside of it, leads elsewhere.
@@ -27,7 +27,7 @@ Uri = Annotated[
 
 
 def canonical_place(uri: str) -> str:
-    """Where a URI leads: links followed, one spelling for each place.
+    """The canonical form of a URI: links resolved, one spelling for each location.
 
     Raises:
         Problem: 422, it cannot be used by this service.
@@ -39,7 +39,7 @@ def canonical_place(uri: str) -> str:
         return uri.rstrip("/")
     plain = uri.removeprefix("file://")
     if "://" in plain or not plain.startswith("/"):
-        # A service on a service would only add a way round its own rules.
+        # A service that reads another service could be used to bypass its rules.
         raise _no_place(uri, "an absolute path, file:///... or s3://BUCKET/...")
     if len(os.fsencode(plain)) > 3000 or any(len(os.fsencode(p)) > 255 for p in plain.split("/")):
         raise _no_place(uri, "a path whose names have at most 255 bytes")
@@ -56,13 +56,13 @@ def open_place(place: str) -> Storage:
     """
     if place.startswith("s3://"):
         return open_storage(place)
-    if not place.startswith("/"):  # a path from the service's own folder would look empty
+    if not place.startswith("/"):  # a relative path would be resolved in the service's folder
         raise StoreError("it is registered at neither an absolute path nor a bucket")
     return LocalStorage(place, closed=True)
 
 
 def input_limits(settings: ServiceSettings, roots: Sequence[str] | None) -> Limits | None:
-    """Where a job may open files: below the service's roots and its token's; None: anywhere."""
+    """Folders whose files a job may open: the service's roots and its token's; None: any."""
     groups = [roots] if roots is not None else []
     if settings.input_roots or settings.auth_on:
         groups.append([canonical_root(root) for root in settings.input_roots])
@@ -70,7 +70,7 @@ def input_limits(settings: ServiceSettings, roots: Sequence[str] | None) -> Limi
 
 
 def canonical_root(root: str) -> str:
-    """A place below which others may be: `s3://` is every bucket's."""
+    """The canonical form of a root; `s3://` contains every bucket."""
     return root if root == "s3://" else canonical_place(root)
 
 
@@ -80,7 +80,7 @@ def require_root(
     uri: str,
     variable: Literal["EVOFEED_DATASET_ROOTS", "EVOFEED_INPUT_ROOTS"],
 ) -> str:
-    """The canonical place that a URI leads to now, if it is open.
+    """The canonical place of a URI, if the caller may use it.
 
     With neither tokens nor roots, any place will do; a token may have narrower roots of its own.
 

@@ -96,7 +96,7 @@ class Client:
         return self._rows(dataset, ref, "chains", page, filters)
 
     def table(self, dataset: str, ref: str = "main", **filters: Unpack[RowFilters]) -> pa.Table:
-        """The same as a table of Arrow's; `.to_pandas()` makes a data frame of it."""
+        """The same as an Arrow table; `.to_pandas()` converts it to a data frame."""
         return pa.Table.from_pylist(list(self.chains(dataset, ref, **filters)))
 
     def assemblies(
@@ -150,7 +150,7 @@ class Client:
         self._send("DELETE", path, None, {"If-Match": f'"{expect}"'})
 
     def history(self, dataset: str, ref: str = "main") -> Iterator[Move]:
-        """Where a ref has been, newest first."""
+        """The moves of a ref, newest first."""
         for move in self._paged(f"{_ref(dataset, ref)}/history", "moves", "before"):
             yield _view_of(Move, move)
 
@@ -165,7 +165,7 @@ class Client:
     # jobs
 
     def submit(self, dataset: str, input_uri: str, **options: Unpack[JobOptions]) -> Job:
-        """Featurize raw files, as the service sees them, into a registered dataset."""
+        """Featurize raw files, at a path or URI of the service, into a registered dataset."""
         if unknown := sorted(set(options) - set(JobOptions.__annotations__)):
             raise TypeError(f"a job has no option {unknown[0]!r}")
         new = {"dataset": dataset, "input_uri": input_uri, **options}
@@ -269,7 +269,7 @@ class Client:
         roots: Sequence[str] | None = None,
         seconds: float | None = None,
     ) -> tuple[str, str]:
-        """A new token's id and its text, which cannot be had again.
+        """A new token's id and its text, which is not stored.
 
         Scopes are `read`, `publish`, `jobs` and `admin`. It is for these datasets (None: all),
         names places below these roots (None: all that are open), expires after so many seconds.
@@ -280,7 +280,7 @@ class Client:
         return said["id"], said["token"]
 
     def revoke_token(self, token_id: str) -> None:
-        """Make a token worthless."""
+        """Revoke a token."""
         self._send("DELETE", f"/v1/tokens/{_part(token_id)}")
 
     # requests

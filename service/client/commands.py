@@ -1,4 +1,4 @@
-"""The commands of `evofeed` that a service does: where one of their arguments is its URL."""
+"""Commands that run on a service, when one of their arguments is its URL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evofeed.service.views import BrokenChain, Job
 if TYPE_CHECKING:
     from evofeed.service.client.client import Client
 
-_TICKETS: Final = 16  # that wait at once: a service takes some 50 of one caller
+_TICKETS: Final = 16  # waiting at once: a service accepts some 50 of one caller
 Url = Annotated[str, typer.Argument(metavar="URL", help="The service: http://HOST:PORT.")]
 DatasetUrl = Annotated[
     str, typer.Argument(metavar="URL", help="Dataset: http://HOST:PORT/v1/datasets/NAME.")
@@ -250,7 +250,7 @@ def create(
 
     Example: evofeed tokens create trainer --scope read --dataset pdb --days 30
     """
-    from evofeed.service.access.auth import SCOPES  # which takes more than a client's install
+    from evofeed.service.access.auth import SCOPES  # needs more than a client's install
 
     if wrong := [name for name in scope if name not in SCOPES]:
         message = f"{wrong[0]!r} is none of {', '.join(SCOPES)}"
@@ -321,7 +321,7 @@ def _service(url: str) -> Iterator[Any]:
 
 
 def _client(url: str) -> Client:
-    from evofeed.service.client.client import Client  # and with it Arrow, which no --help waits for
+    from evofeed.service.client.client import Client  # imports Arrow, which --help does not need
 
     return Client(url)
 
@@ -373,7 +373,7 @@ def _show(job: Job, as_json: bool) -> None:
 
 
 def _line(job: Job) -> str:
-    result, now = job.result, job.progress  # once it has ended, what it made
+    result, now = job.result, job.progress  # an ended job has its totals in the result
     good, broken_ = (result.get(f"num_{name}", now.get(name, 0)) for name in ("good", "broken"))
     left = now.get("seconds_left")
     eta = f", {left:.0f} s left" if isinstance(left, int | float) and not job.has_ended else ""

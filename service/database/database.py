@@ -24,7 +24,7 @@ from evofeed.base.errors import ServiceError
 
 _DRIVERS: Final = ("sqlite", "postgresql", "postgresql+psycopg")
 _MIGRATIONS = Path(__file__).parent / "migrations"
-# A database that is away is noticed within seconds, not when TCP gives up.
+# An outage of the database is noticed within seconds, not after TCP's timeout.
 _POSTGRES: dict[str, Any] = {
     "pool_pre_ping": True,
     "pool_timeout": 5,
@@ -193,9 +193,9 @@ class Database:
         path = Path(self._url.database or "")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if path.is_dir():  # whose rights are not ours to change
+            if path.is_dir():  # its permissions stay as they are
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-            if not path.exists():  # to close it would end SQLite's locks on it in this process
+            if not path.exists():  # closing an existing one drops SQLite's locks on it
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             if path.stat().st_mode & 0o077 and path.stat().st_uid == os.getuid():
                 path.chmod(0o600)
@@ -222,7 +222,7 @@ def parse_url(text: str) -> URL:
         ArgumentError, ValueError
     ):  # the latter for a port that is not a number
         url = make_url(text)
-        # In memory each of our threads would see an empty one of its own.
+        # In memory each thread would get a separate empty database.
         in_memory = url.drivername == "sqlite" and url.database in (None, "", ":memory:")
         if url.drivername in _DRIVERS and not in_memory:
             return url
@@ -243,7 +243,7 @@ def _key(name: str) -> int:
 
 
 def _make_tables(connection: Connection) -> None:
-    """The newest tables, and the mark by which Alembic knows them; without it, a start is quick."""
+    """Create the newest tables and Alembic's version mark, which is faster than all migrations."""
     from evofeed.service.database.tables import Base
 
     Base.metadata.create_all(connection)
@@ -267,7 +267,7 @@ def _migrate(connection: Connection) -> None:
 def _prepare_sqlite(engine: Any) -> None:
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # we say BEGIN ourselves, below
+        connection.isolation_level = None  # BEGIN is emitted below
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
 

@@ -24,17 +24,17 @@ class Base(DeclarativeBase):
 
 
 class DatasetRow(Base):
-    """A dataset the service knows by name."""
+    """A dataset registered by name."""
 
     __tablename__ = "datasets"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(128), unique=True)
-    # 1abc_A and 1ABC_a would be one folder on some disks: names differ in more than case.
+    # Names must differ in more than case: some file systems ignore it.
     folded: Mapped[str] = mapped_column(String(128), unique=True)
     uri: Mapped[str] = mapped_column(Text)
-    # Where the URI leads once links are followed: one place has one name, so that a token for
-    # one dataset reaches no other by a second name.
+    # The URI's location with links resolved. It is unique, so that a token for one dataset reaches
+    # no other by a second name.
     place: Mapped[str] = mapped_column(Text, unique=True)
     description: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[float]
@@ -73,12 +73,12 @@ class RefMove(Base):
 
 
 class JobRow(Base):
-    """A featurize job, as submitted and as it goes."""
+    """A featurize job: its request and its state."""
 
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_state", "state"),
-        # One at a time for each dataset, however many services share the database.
+        # One running job per dataset, also if several services share the database.
         Index("uq_jobs_at_work", "dataset_id", unique=True, sqlite_where=_AT_WORK,
               postgresql_where=_AT_WORK),
     )  # fmt: skip
@@ -88,18 +88,18 @@ class JobRow(Base):
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[str] = mapped_column(String(16))
     attempts: Mapped[int] = mapped_column(default=0)  # runs of its process so far
-    deaths: Mapped[int] = mapped_column(default=0)  # in a row, none getting any further
-    furthest: Mapped[int] = mapped_column(default=0)  # chains that were done by the last of these
+    deaths: Mapped[int] = mapped_column(default=0)  # consecutive ones without progress
+    furthest: Mapped[int] = mapped_column(default=0)  # chains done at the last of them
     progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     result: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     error: Mapped[str] = mapped_column(Text, default="")
     log: Mapped[str] = mapped_column(Text, default="")
     message: Mapped[str] = mapped_column(Text, default="")
-    retry: Mapped[bool] = mapped_column(default=False)  # broken chains get another chance
+    retry: Mapped[bool] = mapped_column(default=False)  # run broken chains again
     created_at: Mapped[float]
     updated_at: Mapped[float]
     principal: Mapped[str] = mapped_column(String(128))
-    charged_to: Mapped[str] = mapped_column(String(128))  # in whose name it moves its ref
+    charged_to: Mapped[str] = mapped_column(String(128))  # the principal that moves its ref
 
 
 class JobChain(Base):
@@ -160,7 +160,7 @@ def record(session: Session, principal: str, action: str, subject: str, **detail
 
 
 class TicketRow(Base):
-    """Sequences handed in to be searched; `place` names the cache with their alignments."""
+    """Sequences submitted to a search; `place` identifies the cache of their alignments."""
 
     __tablename__ = "tickets"
     __table_args__ = (Index("ix_tickets_state", "place", "state"),)
@@ -168,7 +168,7 @@ class TicketRow(Base):
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     place: Mapped[str] = mapped_column(String(64), primary_key=True)
     principal: Mapped[str] = mapped_column(String(128))
-    names: Mapped[list[str]] = mapped_column(JSON)  # the numbers that clients give them
+    names: Mapped[list[str]] = mapped_column(JSON)  # the numbers that clients gave them
     sequences: Mapped[list[str]] = mapped_column(JSON)
     mode: Mapped[str] = mapped_column(String(40))  # a mode of ColabFold's protocol
     state: Mapped[str] = mapped_column(String(16))

@@ -42,7 +42,7 @@ def checked_config(
 
 
 def require_within(where: str, value: float, limit: float) -> None:
-    """Refuse what goes beyond what the operator allows (raises Problem: 422)."""
+    """Refuse values beyond the operator's limits (raises Problem: 422)."""
     if value > limit:
         raise Problem(
             422,
@@ -61,12 +61,12 @@ def checked_crop(values: dict[str, Any] | None) -> CropConfig | None:
 
 
 def cores() -> int:
-    """Cores this process may use: what a job's workers are by default."""
+    """Cores this process may use: the default number of a job's workers."""
     return len(os.sched_getaffinity(0))
 
 
 def build(spec: dict[str, Any]) -> tuple[FeaturizeConfig, CropConfig | None]:
-    """The configs of a job's row, as the driver takes them."""
+    """The configs of a job's row, for the driver."""
     from evofeed.featurize.job import FeaturizeConfig
 
     return _checked(FeaturizeConfig(), spec["config"], "config"), checked_crop(spec["crop"])

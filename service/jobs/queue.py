@@ -1,4 +1,4 @@
-"""The queue of featurize jobs: rows that the service adds and its children work off.
+"""The queue of featurize jobs: rows that the service adds and its child processes run.
 
     queued -> running -> succeeded | failed | cancelled
                  └─> cancelling ─> cancelled
@@ -34,12 +34,12 @@ CANCELLED: Final = "cancelled"
 SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 SILENCE: Final = 60.0
-"""Seconds after which a running job's process counts as dead; it speaks every second."""
+"""Seconds without a heartbeat, sent every second, after which a job's process counts as dead."""
 MAX_DEATHS: Final = 5
-"""Runs of a job that die in a row, none getting further than those before, until it is left."""
+"""Consecutive deaths of a job's process without progress after which the job fails."""
 
 AWAY: Final = 75
-"""Exit code of a job's process whose database is away: no fault of the job."""
+"""Exit code of a job's process that lost the database, which is not the job's fault."""
 _CHAIN: Final = ("kind", "chain_id", "type", "message", "path", "line")
 _JOBS: Final = select(JobRow, DatasetRow).join(DatasetRow, JobRow.dataset_id == DatasetRow.id)
 
@@ -58,7 +58,7 @@ class JobQueue:
         message: str = "",
         key: str | None = None,
     ) -> JobRow:
-        """Queue a job; with the `key` of one that was submitted before, it is that one."""
+        """Queue a job; a `key` used before returns the earlier job."""
         now = time.time()
         named = hashlib.sha256(f"{principal}\n{key}".encode()).hexdigest()[:16]
         row = JobRow(
@@ -68,7 +68,7 @@ class JobQueue:
             principal=principal, charged_to=principal,
         )  # fmt: skip
         with self._database.write() as session:
-            self._database.alone(session, "jobs")  # so that what is counted is all there is
+            self._database.alone(session, "jobs")  # so that no other job is added meanwhile
             if (earlier := session.get(JobRow, row.id)) is not None:
                 request = (earlier.dataset_id, earlier.spec, earlier.message)
                 if request != (dataset.id, spec, message):
@@ -90,7 +90,7 @@ class JobQueue:
     def get(
         self, job_id: str, datasets: Collection[str] | None = None
     ) -> tuple[JobRow, DatasetRow]:
-        """A job and its dataset, one of these if given (raises Problem: 404, as of no job)."""
+        """A job and its dataset, one of these if given (raises Problem: 404, as if unknown)."""
         with self._database.read() as session:
             row = session.execute(_JOBS.where(JobRow.id == job_id)).one_or_none()
         if row is None or (datasets is not None and row[1].name not in datasets):
@@ -117,14 +117,14 @@ class JobQueue:
             return [(row[0], row[1]) for row in rows]
 
     def counts(self) -> dict[str, int]:
-        """How many jobs there are in each state."""
+        """Number of jobs by state."""
         query = select(JobRow.state, func.count()).group_by(JobRow.state)
         with self._database.read() as session:
             rows = {state: int(count) for state, count in session.execute(query)}
         return {state: rows.get(state, 0) for state in get_args(State)}
 
     def cancel(self, job_id: str, principal: str) -> None:
-        """Ask a job to stop; one that waits is cancelled at once, one that ended stays as it is."""
+        """Ask a job to stop; a waiting one is cancelled at once, an ended one stays as it is."""
         with self._database.write() as session:
             for before, after in ((QUEUED, CANCELLED), (RUNNING, CANCELLING)):
                 moved = session.execute(
@@ -155,7 +155,7 @@ class JobQueue:
             record(session, principal, "job.retry", job_id)
 
     def chains(self, job_id: str, kind: str, offset: int, limit: int) -> tuple[int, list[JobChain]]:
-        """How many chains a job has something of this kind to say of, and a page of them."""
+        """The number of a job's messages of this kind, and a page of them."""
         of_it = (JobChain.job_id == job_id, JobChain.kind == kind)
         page = select(JobChain).where(*of_it).order_by(JobChain.id).offset(offset).limit(limit)
         with self._database.read() as session:
@@ -163,7 +163,7 @@ class JobQueue:
             return total, list(session.scalars(page))
 
     def prune(self, before: float) -> list[str]:
-        """Forget jobs that ended before a time; their ids."""
+        """Delete jobs that ended before a time; returns their ids."""
         old = (JobRow.state.in_(ENDED), JobRow.updated_at < before)
         with self._database.write() as session:
             ids = list(session.scalars(select(JobRow.id).where(*old).limit(1000)))
@@ -173,13 +173,13 @@ class JobQueue:
         return ids
 
     def prune_audit(self, before: float) -> None:
-        """Forget lines of the audit from before a time, and say so in it."""
+        """Delete lines of the audit before a time, and record that in it."""
         with self._database.write() as session:
             gone = session.execute(delete(AuditRow).where(AuditRow.at < before))
             if lines := gone.rowcount:  # type: ignore[attr-defined]
                 record(session, "local", "audit.prune", str(lines))
 
-    # what the scheduler and the child write
+    # written by the scheduler and the child process
 
     def claim(self, max_running: int) -> str | None:
         """Take the oldest waiting job that may run now: one at a time for each dataset."""
@@ -217,7 +217,7 @@ class JobQueue:
         *,
         attempt: int | None = None,
     ) -> bool:
-        """Say that a job lives, how far it is and what broke; True if it is asked to stop.
+        """Record a job's heartbeat, progress and messages; true if it should stop.
 
         A process that was silent for so long that another `attempt` has begun stops too, and
         nothing of it is written.
@@ -241,7 +241,7 @@ class JobQueue:
         chains: Sequence[Mapping[str, Any]] | None = None,
         attempt: int | None = None,
     ) -> None:
-        """Write how a run ended; only if it still runs, so that the first word counts.
+        """Record the end of a run, if it still runs: the first record counts.
 
         `chains` is all there is to say of chains, in place of what heartbeats said.
         """
@@ -252,17 +252,17 @@ class JobQueue:
                 session.execute(delete(JobChain).where(JobChain.job_id == job_id))
                 _add_chains(session, job, chains)
             if (job.state, state) == (CANCELLING, QUEUED):
-                state = CANCELLED  # stopped before it heard of that
+                state = CANCELLED  # it stopped before it got the request
             _end(session, job, state, error, result or {})
 
     def died(self, job_id: str, why: str) -> None:
-        """Queue a job again whose process died without a word; not one that gets nowhere."""
+        """Requeue a job whose process died, unless it makes no progress."""
         with self._of_attempt(job_id) as (session, job):
             if job is not None and job.state in (RUNNING, CANCELLING):
                 _die(session, job, why)
 
     def keep_log(self, job_id: str, text: str) -> None:
-        """Keep the end of what a job's processes wrote."""
+        """Store the end of the log of a job's processes."""
         with self._of_attempt(job_id) as (_, job):
             if job is not None:
                 job.log = text.replace("\x00", "")
@@ -271,7 +271,7 @@ class JobQueue:
     def _of_attempt(
         self, job_id: str, attempt: int | None = None
     ) -> Iterator[tuple[Session, JobRow | None]]:
-        """The job's row, to be written; None if it is gone, or another attempt has begun."""
+        """The job's row for update; None if it was deleted or another attempt has begun."""
         with self._database.write() as session:
             job = session.get(JobRow, job_id, with_for_update=True)
             is_current = job is not None and attempt in (None, job.attempts)
@@ -286,7 +286,7 @@ def _end(session: Session, job: JobRow, state: str, error: str, result: dict[str
 
 
 def _die(session: Session, job: JobRow, why: str) -> None:
-    """Nobody can tell who killed a process; one that does its work dies of others."""
+    """Requeue a job whose process died, or fail it after too many deaths without progress."""
     if job.state == CANCELLING:
         return _end(session, job, CANCELLED, why, {})
     done = job.progress.get("good", 0) + job.progress.get("broken", 0)
@@ -300,7 +300,7 @@ def _die(session: Session, job: JobRow, why: str) -> None:
 
 
 def _add_chains(session: Session, job: JobRow, chains: Sequence[Mapping[str, Any]]) -> None:
-    """Enter chains, without the bytes that PostgreSQL cannot keep."""
+    """Insert messages, without the NUL characters that PostgreSQL refuses."""
     for chain in chains:
         clean = {name: _text(chain.get(name)) for name in _CHAIN}
         session.add(JobChain(job_id=job.id, **clean))

@@ -43,8 +43,8 @@ from evofeed.store.inner import Storage
 
 _log = logging.getLogger("evofeed.service.runner")
 _BEAT_SECONDS = 2.0
-_LONG_SECONDS = 10.0  # workers of a process that was killed are gone by then
-_BATCH = 1000  # chains entered in one beat
+_LONG_SECONDS = 10.0  # workers of a killed process have exited by then
+_BATCH = 1000  # chains recorded in one heartbeat
 _RESULT = (
     "snapshot", "num_chains", "num_good", "num_broken", "num_shards", "num_bytes",
     "lost_workers", "seconds", "chains_per_second",
@@ -52,14 +52,14 @@ _RESULT = (
 
 
 def main(job_id: str, attempt: int | None = None) -> int:
-    """Run a job to its end; 0 if it ended by itself, however, and else `jobs.AWAY` or 1."""
+    """Run a job to its end; 0 if it ended, failed or not, else `jobs.AWAY` or 1."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     _log.setLevel(logging.INFO)
     settings = load_settings()
     database = Database(settings.url)
     queue = JobQueue(database, settings.max_queued_jobs)
     pulse = _Pulse(queue, job_id, attempt)
-    # Our service stops; the next one continues the job.
+    # The service stops; the next one continues the job.
     before = signal.signal(signal.SIGTERM, lambda *_: pulse.stop_for(jobs.QUEUED))
     try:
         return _run_and_say(database, settings, queue, pulse, job_id)
@@ -92,7 +92,7 @@ def _run_and_say(
 
 
 def _is_away(error: BaseException | None) -> bool:
-    """Whether PostgreSQL stopped or cannot be reached; what it refuses is another thing."""
+    """True if PostgreSQL stopped or cannot be reached, false for an error it reports."""
     while error is not None:
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             return (error.sqlstate or "08")[:2] in ("08", "57")  # no connection, shut down
@@ -159,7 +159,7 @@ def _run(
 
 
 class _Pulse:
-    """Tells the queue that we live, and stops the driver when asked to.
+    """Sends heartbeats to the queue, and stops the driver on request.
 
     The heartbeat is a thread, since one chain may keep the driver busy for long;
     the driver itself is stopped where it reports progress, in its own thread.
@@ -183,7 +183,7 @@ class _Pulse:
         return self._stop or jobs.QUEUED
 
     def stop_for(self, state: str) -> None:
-        """Stop the driver at its next word; the job ends in `state`."""
+        """Stop the driver at its next progress report; the job ends in `state`."""
         self._stop = self._stop or state
 
     def progress(self, progress: JobProgress | None = None) -> None:
@@ -193,7 +193,7 @@ class _Pulse:
             raise KeyboardInterrupt
 
     def report_chains(self, entries: Entries) -> None:
-        """Called by the driver with what broke or was left out, as it comes."""
+        """Called by the driver with broken chains and notes as they occur."""
         for entry in entries:
             location = ":".join(str(word) for word in (entry["path"], entry["line"]) if word)
             words = dict.fromkeys(word for word in (entry["chain_id"], location) if word)
@@ -201,7 +201,7 @@ class _Pulse:
         self._entries += entries
 
     def waits(self, seconds: float) -> bool:
-        """Called while another process drives the job: that of an attempt that fell silent."""
+        """Called while another process, of a silent earlier attempt, still drives the job."""
         if self._stop:
             raise KeyboardInterrupt
         if seconds >= _LONG_SECONDS and not self._waits:
@@ -210,7 +210,7 @@ class _Pulse:
         return True
 
     def end(self, state: str, **rest: Any) -> None:
-        """Write how this attempt ended, as `JobQueue.end`."""
+        """Record the end of this attempt: see `JobQueue.end`."""
         self._queue.end(self._job_id, state, attempt=self._attempt, **rest)
 
     def __enter__(self) -> None:
@@ -223,14 +223,14 @@ class _Pulse:
     def _beat(self) -> None:
         while not self._done.wait(_BEAT_SECONDS / 4):
             entries = self._entries[:_BATCH]
-            with contextlib.suppress(SQLAlchemyError):  # busy or away: the next beat tries again
+            with contextlib.suppress(SQLAlchemyError):  # busy or down: the next beat retries
                 stop = self._queue.heartbeat(
                     self._job_id, self._latest, entries, attempt=self._attempt
                 )
                 del self._entries[: len(entries)]
                 if stop:
                     self.stop_for(jobs.CANCELLED)
-            if os.getppid() != self._parent:  # our service died: the next one takes over
+            if os.getppid() != self._parent:  # the service died: the next one takes over
                 self.stop_for(jobs.QUEUED)
 
 

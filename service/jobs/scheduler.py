@@ -1,4 +1,4 @@
-"""Starts queued jobs as child processes, a few at a time, and sees them off."""
+"""Starts queued jobs as child processes, a few at a time, and records their ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STOP_SECONDS = 20.0
 _LOG_BYTES = 65_536
 _PRUNE_SECONDS = 3600.0
 _Run = tuple[str, int]  # a job and the number of its run
-_TOLD_TO_STOP = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # before it could listen
+_TOLD_TO_STOP = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # before it handled signals
 
 
 class Scheduler:
@@ -38,18 +38,18 @@ class Scheduler:
         self._queue, self._settings = queue, settings
         self._pruned = -_PRUNE_SECONDS
         self._children: dict[_Run, _Child] = {}
-        self._ended: dict[_Run, tuple[int, bool]] = {}  # what is not yet written down of them
+        self._ended: dict[_Run, tuple[int, bool]] = {}  # ends not yet recorded
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evofeed-jobs", daemon=True)
 
     def start(self) -> None:
-        """Begin to work off the queue."""
+        """Start the thread."""
         if self._settings.max_jobs:
             self._thread.start()
 
     def wake(self) -> None:
-        """Look at the queue now: something was submitted."""
+        """Check the queue now: a job was submitted."""
         self._wake.set()
 
     def close(self) -> None:
@@ -75,11 +75,11 @@ class Scheduler:
         self._children.clear()
         try:
             self._reap()
-        except DBAPIError as error:  # the next start finds them silent
+        except DBAPIError as error:  # the next start requeues them by their missing heartbeats
             _log.error("how jobs ended cannot be written, the database is away: %s", error.orig)
 
     def log(self, job: JobRow) -> str:
-        """The last 64 KiB that a job's processes wrote, as far as they ran here."""
+        """The last 64 KiB of the log of a job's processes on this machine."""
         try:
             with self._log_path(job.id).open("rb") as file:
                 file.seek(max(0, file.seek(0, 2) - _LOG_BYTES))
@@ -104,7 +104,7 @@ class Scheduler:
                 self._prune()
                 away = False
             except DBAPIError as error:
-                if not away:  # once, not twice a second for as long as it is away
+                if not away:  # once, not at every tick of an outage
                     _log.error("the job queue waits for the database: %s", error.orig)
                 away = True
             except Exception:  # this thread must survive any error
@@ -113,7 +113,7 @@ class Scheduler:
             self._wake.clear()
 
     def _prune(self) -> None:
-        """Once an hour: what is older than it is kept."""
+        """Delete expired jobs and audit lines, once an hour."""
         if time.monotonic() < self._pruned + _PRUNE_SECONDS:
             return
         self._pruned = time.monotonic()
@@ -145,12 +145,12 @@ class Scheduler:
                 stdout=output,
                 stderr=output,
                 env=environment,
-                start_new_session=True,  # the terminal's Ctrl-C is ours to pass on
+                start_new_session=True,  # Ctrl-C reaches it through this process
             )
         return _Child(process, _memory_kills())
 
     def _reap(self) -> None:
-        """See children off that have ended, and write down how; later if that cannot be done."""
+        """Record the ends of children; retried later if the database is down."""
         for attempt, child in list(self._children.items()):
             if child.process.poll() is not None:
                 del self._children[attempt]
@@ -160,13 +160,13 @@ class Scheduler:
             del self._ended[attempt]
 
     def _settle(self, job_id: str, attempt: int, code: int, by_others: bool) -> None:
-        """Keep the log of a job's process, and put a job right that it did not end."""
+        """Store the log of a job's process, and requeue a job that it did not end."""
         try:
             job, _ = self._queue.get(job_id)
         except Problem:
             _log.warning("job %s was removed while it ran", job_id)
             return
-        if job.attempts != attempt:  # found silent, and taken up again, while the database was away
+        if job.attempts != attempt:  # requeued and restarted while the database was down
             return
         self._queue.keep_log(job_id, self.log(job))
         if self._stop.is_set():
@@ -181,7 +181,7 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """The process of an attempt; `memory_kills` as it was when it began."""
+    """The process of an attempt, with the count of `memory_kills` at its start."""
 
     process: subprocess.Popen[bytes]
     memory_kills: int | None
@@ -189,15 +189,15 @@ class _Child:
     def see_off(self) -> tuple[int, bool]:
         """Its exit code, and true if it was killed from outside; its children are killed too."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # its own session, so only its own
+            os.killpg(self.process.pid, signal.SIGKILL)  # its own session: itself and its children
         code = self.process.wait()
-        # For want of memory it dies of its own work; that is the only other source of SIGKILL.
+        # The kernel's out-of-memory killer is the other source of SIGKILL, by the job's fault.
         spared = self.memory_kills is not None and self.memory_kills == _memory_kills()
         return code, code in _TOLD_TO_STOP or (code == -signal.SIGKILL and spared)
 
 
 def _memory_kills() -> int | None:
-    """Processes that the kernel has killed for want of memory; None where it does not say."""
+    """Number of processes killed by the kernel's out-of-memory killer; None if unknown."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):

@@ -25,7 +25,7 @@ _log = logging.getLogger("evofeed.service.access")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PORT = re.compile(r":\d+$")
 _BODY_SECONDS: Final = 60.0
-"""For all of a body: one that never comes would keep its connection."""
+"""Seconds for receiving a body: one that never comes would keep its connection."""
 _CLOSE: Final = {"Connection": "close"}
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 POLICY: Final = (
@@ -42,7 +42,7 @@ _HEADERS: Final = (
 
 
 class Edge:
-    """The outermost layer of the application, but for uvicorn's, which reads proxies' headers."""
+    """The outermost middleware, inside uvicorn's, which reads proxies' headers."""
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: Metrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
@@ -65,7 +65,7 @@ class Edge:
             self._admit(headers)
             await self._app(scope, self._capped(receive), exchange.send)
         except Exception as error:
-            if exchange.status:  # the head is out: only a broken stream can tell now
+            if exchange.status:  # the head was sent: only a broken stream can signal an error
                 raise
             problem = as_problem(error) or unexpected(error, exchange.request_id)
             await problem.response(scope["path"])(scope, receive, exchange.send)
@@ -83,8 +83,7 @@ class Edge:
             raise self._too_large()
 
     def _capped(self, receive: Receive) -> Receive:
-        """`receive` that refuses a body growing past the cap, for it may come without a length,
-        and one that is not there in time."""
+        """`receive` that refuses a body past the cap (it may have no length) or a late one."""
         received = 0
         end: float | None = asyncio.get_running_loop().time() + _BODY_SECONDS
 
@@ -98,7 +97,7 @@ class Edge:
                 raise Problem(408, "body_too_slow", detail, next="send it again",
                               headers=_CLOSE) from None  # fmt: skip
             if not message.get("more_body"):
-                end = None  # from now on it is waited for the client to hang up
+                end = None  # from now on this waits for a disconnect
             received += len(message.get("body", b""))
             if received > self._settings.max_body:
                 raise self._too_large()
@@ -134,7 +133,7 @@ class _Exchange:
         self.status, self.sent = 0, 0
 
     async def send(self, message: Message) -> None:
-        """Pass a message on, with our headers on its head."""
+        """Forward a message; the response's start gets the common headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message["headers"])

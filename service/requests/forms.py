@@ -22,7 +22,7 @@ _MOST: Final = 50  # fields of one form
 
 
 def make_word(service: Service, request: Request) -> str:
-    """The word of the session that asks."""
+    """The session's anti-forgery token."""
     session = request.cookies.get(COOKIE, "")
     return service.signer.word(f"form {session}")
 
@@ -34,10 +34,10 @@ async def require_own_form(service: Service, request: Request) -> None:
     elsewhere = origin != "null" and urlsplit(origin).netloc != request.headers.get("host", "")
     if elsewhere or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         raise _foreign("it comes from another site")
-    if presented(request)[0]:  # a token in a header: no browser sends it by itself
+    if presented(request)[0]:  # a token in a header is not sent by browsers on their own
         return
     word = (await form_fields(request)).get(WORD, "")
-    # As bytes: other letters than ASCII are an error in compare_digest.
+    # As bytes: compare_digest refuses non-ASCII text.
     if not hmac.compare_digest(word.encode(), make_word(service, request).encode()):
         raise _foreign("its word is not that of this session")
 
@@ -59,7 +59,7 @@ FormDep = Annotated[dict[str, str], Depends(form_fields)]
 
 
 def bad_field(where: str, message: str) -> Problem:
-    """The problem of a field that cannot be."""
+    """The problem of an invalid field."""
     return Problem(422, "bad_request", f"{where}: {message}", next="go back and correct it")
 
 

@@ -23,7 +23,7 @@ from evofeed.service.snapshots.catalog import ReadAt
 from evofeed.service.state import Service
 
 CHUNK = 1 << 20
-WHOLE = 8 << 20  # up to here a body is read at once: one read, one write
+WHOLE = 8 << 20  # bytes up to which a body is read and sent at once
 ARROW: Final = "application/vnd.apache.arrow.file"
 _FOREVER: Final = "max-age=31536000, immutable"
 
@@ -41,14 +41,14 @@ def described(media_type: str) -> dict[int | str, dict[str, Any]]:
 
 
 def immutable_json(request: Request, value: Any) -> Response:
-    """A JSON answer that only depends on digests in its URL, or 304."""
+    """A JSON answer that depends only on digests in its URL, or 304."""
     data = orjson.dumps(value)
     tag = xxhash.xxh3_128_hexdigest(data)
     return immutable_bytes(request, tag, data, "application/json")
 
 
 def immutable_bytes(request: Request, tag: str, data: bytes, media_type: str) -> Response:
-    """Bytes that never change, of this tag."""
+    """Immutable bytes with this ETag."""
 
     def read(offset: int, length: int) -> bytes:
         return data[offset : offset + length]
@@ -57,7 +57,7 @@ def immutable_bytes(request: Request, tag: str, data: bytes, media_type: str) ->
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:
-    """First and last-plus-one byte asked for, or None to send everything."""
+    """Start and stop of the requested range; None for the full object."""
     match = re.fullmatch(r"bytes=[ \t]*([0-9]{0,99})-([0-9]{0,99})[ \t]*", header)
     if match is None or not any(match.groups()):
         return None
@@ -65,7 +65,7 @@ def parse_range(header: str, size: int) -> tuple[int, int] | None:
     if not first:
         start, stop = max(0, size - int(last)), size
     elif last and int(last) < int(first):
-        return None  # malformed, so ignored
+        return None  # malformed ranges are ignored
     else:
         start, stop = int(first), min(int(last) + 1, size) if last else size
     if start >= size or start >= stop:
@@ -86,11 +86,11 @@ def immutable_response(
     request: Request, tag: str, size: int, read: ReadAt, *, media_type: str = ARROW,
     location: str | None = None,
 ) -> Response:  # fmt: skip
-    """The object of this tag, a range of it, or 304.
+    """The object with this ETag, a range of it, or 304.
 
     With a `location`, what makes the nginx in front send it; that answers Range by itself.
     """
-    # `public` would let a shared cache give away what a token was asked for (RFC 9111, 3.5).
+    # `public` would let a shared cache serve it without a token (RFC 9111, 3.5).
     service: Service = request.app.state.service
     whose, etag = "public" if service.settings.reading_is_free else "private", f'"{tag}"'
     headers = {"ETag": etag, "Cache-Control": f"{whose}, {_FOREVER}"}
@@ -98,7 +98,7 @@ def immutable_response(
     if etags and matches(etags, etag):
         return Response(status_code=304, headers=headers)
     if location is not None:
-        # Of what nginx sends, not of its refusal where the file is gone: it would be kept too.
+        # Only for nginx' answer with the file: an error for a missing file must not be cached.
         headers["X-Accel-Cache-Control"] = headers.pop("Cache-Control")
         headers["X-Accel-Redirect"] = quote(location)
         return Response(status_code=200, headers=headers, media_type=media_type)

@@ -1,4 +1,4 @@
-"""Routes that cannot exist without saying who may call them.
+"""Routes that must declare who may call them.
 
 Every endpoint carries `@scope(...)`; a route without one fails when the app is
 made. The check runs before the body is read.
@@ -41,7 +41,7 @@ _log = logging.getLogger("evofeed.service.access")
 
 
 async def _admitted(service: Service, request: Request, mark: Mark) -> Principal:
-    """Who sends a request, once it is clear that it may (raises Problem: 401 and 403)."""
+    """The authorized caller of a request (raises Problem: 401 and 403)."""
     if PUBLIC in mark.scopes:
         return ANONYMOUS
     principal = await _identified(service, request, mark)
@@ -96,7 +96,7 @@ class Mark:
 def scope(
     *names: str, reads_bytes: bool = False, heavy: bool = False, form: bool = False
 ) -> Callable[[_F], _F]:
-    """Say which scope an endpoint needs.
+    """Declare the scope that an endpoint needs.
 
     Args:
         names: of `SCOPES`, any of which will do; or `PUBLIC` for no token at all.
@@ -116,7 +116,7 @@ def scope(
 
 
 class _StrictRequest(Request):
-    """A request whose JSON is what RFC 8259 calls so, in text that every database can keep."""
+    """A request whose JSON is valid by RFC 8259 and storable in every database."""
 
     async def json(self) -> Any:
         """The body as parsed JSON: without NaN, Infinity, a NUL or half a surrogate pair."""
@@ -171,7 +171,7 @@ class ScopedRoute(APIRoute):
             if mark.heavy:
                 service.work.require_room(ctx.dataset, ctx.caller, heavy=True)
             if request.method not in ("GET", "HEAD"):
-                await request.body()  # too large is said before anything is parsed
+                await request.body()  # a body that is too large is refused before parsing
             if mark.form:
                 await require_own_form(service, request)
             if self._path is None or (values := _checked(self._path, request)) is None:
@@ -209,7 +209,7 @@ def _in_thread(endpoint: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
 def make_router(
     prefix: str = "", tag: str = "", refused: dict[int | str, dict[str, Any]] | None = None
 ) -> APIRouter:
-    """A router whose routes must carry `@scope`, and refuse with problems if not otherwise."""
+    """A router whose endpoints must have `@scope`, and answer errors as problems."""
     return APIRouter(
         prefix=prefix,
         route_class=ScopedRoute,
@@ -229,17 +229,17 @@ class _Context:
 
     @property
     def dataset(self) -> str:
-        """The dataset that the path names, or nothing."""
+        """The dataset in the path, or empty."""
         return str(self.request.path_params.get("name", ""))
 
     @property
     def caller(self) -> str:
-        """For whom a request's work is counted, and whose its tickets are."""
-        nobody = self.principal in (LOCAL, ANONYMOUS)
-        return address_of(self.request) if nobody else self.principal.id
+        """The caller to whom work and tickets are attributed: the principal, else the address."""
+        has_no_token = self.principal in (LOCAL, ANONYMOUS)
+        return address_of(self.request) if has_no_token else self.principal.id
 
 
-async def _context() -> _Context:  # async: it is not worth a thread
+async def _context() -> _Context:  # async: no thread is needed
     return _here.get()
 
 

@@ -1,1 +1,1 @@
-"""Datasets and their snapshots, held open, and what is asked of them."""
+"""Open datasets and snapshots, and queries on them."""

@@ -1,4 +1,4 @@
-"""Datasets by name, and what their stores hold, kept open.
+"""Registered datasets and the open contents of their stores.
 
 The store is the truth: refs lie there, so that a reader of the bare folder and
 a reader of the service agree. The database adds names and the refs' history.
@@ -18,7 +18,7 @@ import pyarrow as pa
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from evofeed import loader  # its names load when they are used: no start waits for them
+from evofeed import loader  # lazily loaded, so that a start does not wait for it
 from evofeed.base.errors import StoreError
 from evofeed.base.within import below
 from evofeed.service.access.places import canonical_place, open_place
@@ -51,12 +51,12 @@ ReadAt = Callable[[int, int], bytes | memoryview]
 
 
 class StoreView:
-    """The store behind a dataset, as `open_place` opens it. Safe to use from many threads."""
+    """The store behind a dataset, opened by `open_place`; safe to use from many threads."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.manifest = lru_cache(None)(lambda digest: read_manifest(storage, digest))
-        self._shards: dict[str, ShardEntry] = {}  # of the snapshots seen
+        self._shards: dict[str, ShardEntry] = {}  # of the snapshots read so far
         self._seen: set[str] = set()
 
     def ref(self, name: str) -> Ref:
@@ -76,7 +76,7 @@ class StoreView:
         return move_ref(self.storage, name, digest, expect, again=False)
 
     def digests(self) -> list[tuple[str, float]]:
-        """Snapshots there are and when each was completed (Unix time)."""
+        """All snapshots and when each was completed (Unix time)."""
         return [
             (digest, item.modified)
             for item in self.storage.files("snapshots/")
@@ -97,7 +97,7 @@ class StoreView:
         raise Problem(404, "shard_missing", message, next="read the manifest again")
 
     def path_of(self, shard: str) -> Path | None:
-        """Where a shard is, if that is on a local disk."""
+        """The path of a shard on a local disk, else None."""
         local = self.storage
         return local.path(shard_key(shard)) if isinstance(local, LocalStorage) else None
 
@@ -141,7 +141,7 @@ class Catalog:
         self._places = Remembered[str, DatasetRow](grace)
         # Content under a digest never changes, so the most recent are cached.
         self._view = lru_cache(256)(lambda place: StoreView(open_place(place)))
-        # Of a million chains of which one was read: 100 MB.
+        # A snapshot of a million chains, one of them read, takes 100 MB.
         self._snapshot = lru_cache(16)(lambda view, digest: Dataset.of(view.storage, digest))
         self.manifest_bytes = lru_cache(16)(_manifest_bytes)
         self.described = lru_cache(16)(_described)
@@ -223,7 +223,7 @@ class Catalog:
     def datasets(
         self, after: str = "", limit: int = 1000, only: frozenset[str] | None = None
     ) -> list[DatasetRow]:
-        """Datasets in order of name, beginning behind `after`; `only` those, if given."""
+        """Datasets sorted by name, after the name `after`; `only` those, if given."""
         query = select(DatasetRow).where(DatasetRow.name > after)
         if only is not None:
             query = query.where(DatasetRow.name.in_(sorted(only)))
@@ -231,7 +231,7 @@ class Catalog:
             return list(session.scalars(query.order_by(DatasetRow.name).limit(limit)))
 
     def count(self) -> int:
-        """Datasets there are."""
+        """Number of datasets."""
         with self.database.read() as session:
             return session.scalar(select(func.count()).select_from(DatasetRow)) or 0
 
@@ -250,7 +250,7 @@ class Catalog:
     # All of these raise Problem 404: there is no such dataset or snapshot.
 
     def snapshot(self, name: str, digest: str) -> Dataset:
-        """A snapshot, opened once and kept."""
+        """A snapshot, opened once and cached."""
         opened: Dataset = self._snapshot(self.view(name), digest)
         return opened
 
@@ -273,7 +273,7 @@ class Catalog:
     def _run_plan(
         self, snapshot: Dataset, config: LoaderConfig, world_size: int, seed: int
     ) -> RunPlan:
-        """The plan of one run of a snapshot, kept for its next rank (raises as `RunPlan`)."""
+        """The plan of one run of a snapshot, cached for its next rank (raises as `RunPlan`)."""
         chains, index = self._drawn(snapshot, config), snapshot.index
         return loader.RunPlan(index, config, world_size=world_size, seed=seed, catalog=chains)
 
@@ -285,12 +285,12 @@ class Catalog:
 
 
 def _manifest_bytes(snapshot: Dataset) -> bytes:
-    """A snapshot's manifest, as the digest is of it."""
+    """The bytes of a snapshot's manifest, whose digest names it."""
     return snapshot.manifest.to_bytes()
 
 
 def _described(snapshot: Dataset) -> dict[str, pa.ChunkedArray]:
-    """The columns of its index that say what a chain is."""
+    """The columns of its index that describe a chain."""
     return {name: snapshot.index[name] for name in column_kinds(snapshot.index.schema)}
 
 
@@ -299,7 +299,7 @@ def _find(session: Session, name: str) -> DatasetRow | None:
 
 
 def _require_free(session: Session, name: str, place: str) -> None:
-    """Refuse a place that another dataset has, or that is inside or around one of another.
+    """Refuse a place that equals, contains or lies in the place of another dataset.
 
     Rights are given by name: with two names for one place, a token for the one would reach
     the other.

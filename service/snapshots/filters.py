@@ -1,4 +1,4 @@
-"""Which chains: a typed filter, evaluated exactly on the Arrow index.
+"""Typed filters of chains, evaluated exactly on the Arrow index.
 
 A filter is JSON, never text in a query language:
 
@@ -39,7 +39,7 @@ OPERATORS: Final = [*_COMPARE, "in", "known", "all", "any", "not"]
 def match(
     table: pa.Table | pa.RecordBatch, node: Any, kinds: dict[str, str] | None = None
 ) -> pa.ChunkedArray | pa.Array:
-    """A boolean for each row of the index: does the chain pass? None passes every row.
+    """A mask of the index's rows that pass; a filter of None passes every row.
 
     `kinds` are its `column_kinds`, if the caller has them.
 
@@ -52,12 +52,12 @@ def match(
 
 
 def check(schema: pa.Schema, node: Any) -> None:
-    """Refuse a malformed filter, without rows (raises Problem: as `match`)."""
+    """Refuse a malformed filter before rows are read (raises Problem: as `match`)."""
     match(schema.empty_table(), node)
 
 
 class _Evaluator:
-    """One walk over a filter; counts nodes so that no filter is endless."""
+    """Evaluation of one filter, with a limit on its nodes."""
 
     def __init__(self, table: pa.Table | pa.RecordBatch, kinds: dict[str, str] | None) -> None:
         self._table = table
@@ -107,7 +107,7 @@ class _Evaluator:
         return self.term(str(column), kind, str(op), _lower(value) if column in ANY_CASE else value)
 
     def term(self, column: str, kind: str, op: str, value: Any) -> Any:
-        """Which rows pass a comparison that was checked; `value` is a list for `in`."""
+        """Mask of the rows that pass a checked comparison; `value` is a list for `in`."""
         raw = self._table[column]
         if not pa.types.is_dictionary(raw.type):
             return _passes(raw, column, kind, op, value)
@@ -165,11 +165,11 @@ def _value(value: Any, kind: str, where: str) -> Any:
 
 
 def _comparable(values: Any, value: Any, kind: str) -> tuple[Any, Any]:
-    if kind == "integer":  # float64 holds them all, and a bound such as 384.5 too
+    if kind == "integer":  # float64 represents them and bounds such as 384.5
         return pc.cast(values, pa.float64()), pa.scalar(value, pa.float64())
     if pa.types.is_date(values.type):
         return values, pa.scalar(datetime.date.fromisoformat(value), values.type)
-    # In the column's own type: 1.7 asked is the 1.7 that was stored, in float32 as well.
+    # In the column's type, so that 1.7 equals a stored float32 1.7.
     return values, pa.scalar(value, values.type)
 
 

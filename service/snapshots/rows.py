@@ -1,4 +1,4 @@
-"""Rows of a snapshot's index, or of its table of complexes: which pass, in what order, how many."""
+"""Rows of a snapshot's index, or of its table of complexes: filtering, sorting, counting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evofeed.service.work import require_time
 from evofeed.store.inner import column_kinds, is_known, known_values, plain_values
 
 MAX_PAGE: Final = 1000
-_STEP: Final = 65_536  # rows of the first piece, after which the clock is looked at
+_STEP: Final = 65_536  # rows of the first piece; the time limit is checked after each
 _LONGEST: Final = 1 << 18
 
 
@@ -78,7 +78,7 @@ def page(
 def _masks(
     table: pa.Table, where: Any, start: int, text: str = ""
 ) -> Iterator[tuple[int, pa.ChunkedArray | pa.Array]]:
-    """Pieces of a table: the first row's number, and which of its rows pass."""
+    """Pieces of a table: the number of the first row and the mask of passing rows."""
     filters.check(table.schema, where)
     kinds, start_row, step = column_kinds(table.schema), start, _STEP
     while start_row < table.num_rows:
@@ -94,12 +94,12 @@ def _masks(
 
 
 def _numbers(first: int, mask: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    # Half of the time of Arrow's indices_nonzero.
+    # Takes half the time of Arrow's indices_nonzero.
     return (np.flatnonzero(mask.to_numpy(zero_copy_only=False)) + first).astype(np.int32)
 
 
 def row_of(table: pa.Table, entry_id: str) -> int:
-    """Where a chain or complex is in a table, which is sorted by id (raises Problem: 404)."""
+    """Row of a chain or complex in a table sorted by id (raises Problem: 404)."""
     ids = table.column(0)
     row = bisect.bisect_left(range(len(ids)), entry_id, key=lambda i: ids[i].as_py())
     if row == len(ids) or ids[row].as_py() != entry_id:
@@ -119,7 +119,7 @@ def row_at(columns: dict[str, pa.ChunkedArray], number: int) -> dict[str, Any]:
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows as JSON has them: dates as text, no NaN, float32 in its own digits."""
+    """Rows in JSON types: dates as text, no NaN, the shortest digits of float32."""
     rows: list[dict[str, Any]] = table.to_pylist()
     for name, kind in zip(table.schema.names, table.schema.types, strict=True):
         if kind.id in _PLAIN:
@@ -144,11 +144,11 @@ _PLAIN: Final[dict[int, Callable[[Any], Any]]] = {
 }
 
 
-_ANSWERS: Final = 16  # of each kind: 4 MB where all of a million chains pass
+_ANSWERS: Final = 16  # cached of each kind: 4 MB if all of a million chains pass
 
 
 class Question(NamedTuple):
-    """Chains or complexes of a dataset's snapshot, of which filter and with which part of an id."""
+    """A query of a snapshot: table, filter, and a part of an id."""
 
     dataset: str
     digest: str
@@ -158,7 +158,7 @@ class Question(NamedTuple):
 
 
 class Finder:
-    """Answers questions, and keeps the last answers.
+    """Answers questions, with a cache of the last answers.
 
     All of it raises Problem: 404, no such snapshot; 422, the filter is malformed; 503, out of time.
     """
@@ -171,7 +171,7 @@ class Finder:
         self.groups = lru_cache(_ANSWERS)(self._groups)
 
     def _rows(self, question: Question) -> np.ndarray:
-        """Rows of the table that the question is about, in its order, `i32[n]`."""
+        """Matching rows in the table's order, `i32[n]`."""
         return matching(self._table(question), json.loads(question.where), text=question.text)
 
     def _ordered(self, question: Question, sort: str, descending: bool) -> np.ndarray:
@@ -189,12 +189,12 @@ class Finder:
         return np.concatenate([rows[mask][order.to_numpy()], rows[~mask]])
 
     def _counts(self, question: Question, column: str, edges: tuple[float, ...]) -> list[int]:
-        """How many of the rows are in each bin of a numeric column."""
+        """Number of matching rows in each bin of a numeric column."""
         values = self._known_values(question, column)
         return [int(n) for n in np.histogram(values.to_numpy(), np.asarray(edges, np.float64))[0]]
 
     def _groups(self, question: Question, column: str, years: bool = False) -> dict[str, int]:
-        """How many of the rows have each value of a column (each year of a date)."""
+        """Number of matching rows with each value of a column (or each year of a date)."""
         values = self._known_values(question, column)
         if years:
             values = pc.utf8_slice_codeunits(pc.cast(values, pa.utf8()), 0, 4)

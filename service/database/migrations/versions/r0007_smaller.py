@@ -1,5 +1,5 @@
-"""Without what the service does no more, such as quotas, uploads and webhooks; a job has no history
-of attempts, and a browser's cookie names its token: no sessions."""
+"""Removes what the service no longer does, such as quotas, uploads and webhooks; a job has no
+history of attempts, and a browser's cookie names its token: no sessions."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -17,7 +17,7 @@ _OF_EARLIER = """DELETE FROM job_chains
 
 
 def upgrade() -> None:
-    """Keep the log and the chains of each job's last run; drop the rest, whatever is there."""
+    """Keep the log and the chains of each job's last run; drop the rest."""
     for name, kind, at_first in (
         ("deaths", sa.Integer(), "0"),
         ("furthest", sa.Integer(), "0"),
