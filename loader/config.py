@@ -6,11 +6,10 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from evofeed.base.configs import Config, check_numbers
+from evofeed.base.configs import Config, check_dates, check_numbers
 from evofeed.loader.views.config import BoltzConfig, OpenFold3Config, ProtenixConfig
 from evofeed.loader.views.weights import WeightConfig
 from evofeed.protein.features import MODEL_TEMPLATES
@@ -215,10 +214,7 @@ class LoaderConfig(Config):
         check_numbers(
             self, *fractions, "uniform_prob", "profile_prob", "same_prob", least=0, most=1
         )
-        for name in ("released_from", "released_until"):
-            text = getattr(self, name)
-            if text and not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-                raise ValueError(f"{name} must be a date like 2018-04-30, not {text!r}")
+        check_dates(self, "released_from", "released_until")
         if self.uniform_prob + self.profile_prob + self.same_prob > 1:
             raise ValueError("uniform_prob + profile_prob + same_prob is more than 1")
         if self.entries is not None and self.assemblies is not None:

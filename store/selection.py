@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from evofeed.base.configs import check_dates
 from evofeed.base.errors import DatasetMissing, TooSimilar
 from evofeed.store.assemblies import valid_assemblies
 from evofeed.store.dataset import Dataset
@@ -58,10 +59,7 @@ class Selection:
     """Only chains with a structure."""
 
     def __post_init__(self) -> None:
-        for name in ("released_from", "released_before"):
-            text = getattr(self, name)
-            if text and not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-                raise ValueError(f"{name} must be a date like 2018-04-30, not {text!r}")
+        check_dates(self, "released_from", "released_before")
 
     def why_not(self, row: Mapping[str, Any]) -> str:
         """Reason why the chain of a row of the index does not pass, '' if it does."""

@@ -57,15 +57,15 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_437,
+    "src": 4_454,
     "featurize": 19_776,
-    "store": 7_297,
-    "loader": 12_045,
+    "store": 7_295,
+    "loader": 12_041,
     "service": 8_235,
-    "trainer": 12_030,
+    "trainer": 12_036,
     "kernels": 16_276,
     "synth": 1_858,
-    "tests": 40_043,
+    "tests": 40_046,
     "benchmarks": 9_939,
 }
 

@@ -62,9 +62,15 @@ def relaxed(prediction: Prediction) -> tuple[Prediction, dict[str, float]]:
     system.addForce(restraints)
     simulation = app.Simulation(modeller.topology, system, openmm.VerletIntegrator(0.001))
     simulation.context.setPositions(modeller.positions)
-    before = _energy(simulation, unit)
-    simulation.minimizeEnergy(tolerance=TOLERANCE * unit.kilojoules_per_mole / unit.nanometer)
-    after = _energy(simulation, unit)
+    try:
+        before = _energy(simulation, unit)
+        simulation.minimizeEnergy(tolerance=TOLERANCE * unit.kilojoules_per_mole / unit.nanometer)
+        after = _energy(simulation, unit)
+    except openmm.OpenMMException as error:  # such as a structure whose atoms are at one point
+        raise InputError(
+            f"it cannot be minimised ({str(error).partition('. ')[0]}): omit --relax",
+            item=structure.name,
+        ) from None
     if not np.isfinite(after):
         raise InputError("its energy is not finite after minimisation", item=structure.name)
     state = simulation.context.getState(getPositions=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import difflib
 import hashlib
 import json
@@ -66,6 +67,22 @@ def check_choice(config: Any, name: str, choices: Collection[str]) -> None:
     """
     if (value := getattr(config, name)) not in choices:
         raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(choices)}")
+
+
+def check_dates(config: Any, *names: str) -> None:
+    """Refuse fields that are neither empty nor an ISO date that exists.
+
+    Raises:
+        ValueError: names the field and its value.
+    """
+    for name in names:
+        text = getattr(config, name)
+        try:
+            valid = not text or datetime.date.fromisoformat(text).isoformat() == text
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ValueError(f"{name} must be a date like 2018-04-30, not {text!r}")
 
 
 def replaced(base: _C, changes: Mapping[str, Any], prefix: str = "") -> _C:

@@ -255,6 +255,9 @@ def test_relaxation_lowers_the_energy_and_keeps_heavy_atoms_near() -> None:
     unknown = dataclasses.replace(structure, aatype=np.full(20, UNKNOWN))
     with pytest.raises(InputError, match="residue 1 is unknown"):
         relaxed(dataclasses.replace(prediction, structure=unknown))
+    collapsed = dataclasses.replace(structure, positions=1e-3 * structure.positions)
+    with pytest.raises(InputError, match="cannot be minimised"):
+        relaxed(dataclasses.replace(prediction, structure=collapsed))
 
 
 def test_weights_that_are_loaded_are_not_drawn_first_and_their_kind_is_named(
