@@ -6,12 +6,11 @@ them all to OpenFold's behaviour, defects included.
 
 from __future__ import annotations
 
-import datetime
 import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from evofeed.base.configs import Config, check_numbers
+from evofeed.base.configs import Config, check_numbers, is_iso_date
 from evofeed.protein.features import MODEL_TEMPLATES
 
 
@@ -144,11 +143,7 @@ class FeaturizeConfig(Config):
         check_numbers(self, "max_templates", least=0, below=2**31)
         finite = ("confidence_threshold", "min_align_ratio", "max_subsequence_ratio")
         check_numbers(self, *finite, above=-math.inf, below=math.inf)
-        try:
-            date = datetime.date.fromisoformat(self.max_template_date).isoformat()
-        except ValueError:
-            date = ""
-        if date != self.max_template_date:
+        if not is_iso_date(self.max_template_date):
             raise ValueError(f"max_template_date is {self.max_template_date!r}, not YYYY-MM-DD")
 
     @classmethod

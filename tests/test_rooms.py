@@ -57,8 +57,8 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_454,
-    "featurize": 19_776,
+    "src": 4_457,
+    "featurize": 19_771,
     "store": 7_295,
     "loader": 12_041,
     "service": 8_235,

@@ -69,6 +69,14 @@ def check_choice(config: Any, name: str, choices: Collection[str]) -> None:
         raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(choices)}")
 
 
+def is_iso_date(text: str) -> bool:
+    """True if a text is a date that exists, as YYYY-MM-DD."""
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
 def check_dates(config: Any, *names: str) -> None:
     """Refuse fields that are neither empty nor an ISO date that exists.
 
@@ -76,12 +84,7 @@ def check_dates(config: Any, *names: str) -> None:
         ValueError: names the field and its value.
     """
     for name in names:
-        text = getattr(config, name)
-        try:
-            valid = not text or datetime.date.fromisoformat(text).isoformat() == text
-        except ValueError:
-            valid = False
-        if not valid:
+        if (text := getattr(config, name)) and not is_iso_date(text):
             raise ValueError(f"{name} must be a date like 2018-04-30, not {text!r}")
 
 
