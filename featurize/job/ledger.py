@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -64,9 +64,11 @@ class Ledger:
             ) from error
         sa.event.listen(self.engine, "handle_error", self._fail)
 
-    def _fail(self, context: sa.ExceptionContext) -> NoReturn:
+    def _fail(self, context: sa.ExceptionContext) -> None:
         """Raise a JobError for a full disk, a damaged file or a lost database."""
         error = context.original_exception
+        if not isinstance(error, Exception):  # an interruption
+            return
         raise JobError(
             f"ledger: {_first_line(error)}; fix that and try again, finished work is kept. A "
             "damaged ledger may be moved away: published snapshots do not need it, everything "

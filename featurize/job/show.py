@@ -36,8 +36,10 @@ def run_and_show(input_uri: str, dataset_uri: str, as_json: bool, **options: Any
     with _terminable(), job_bar(quiet=as_json) as show:
         try:
             report = run_job(input_uri, dataset_uri, progress=show, **options)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interruption:
             Console(stderr=True).print(_INTERRUPTED, highlight=False, soft_wrap=True)
+            if isinstance(interruption, _Terminated):
+                raise SystemExit(128 + signal.SIGTERM) from None
             raise
     if as_json:
         print(json.dumps(report.to_dict()))
@@ -47,13 +49,16 @@ def run_and_show(input_uri: str, dataset_uri: str, as_json: bool, **options: Any
     return report
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM has come."""
+
+
 @contextmanager
 def _terminable() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C: stop the workers and print that finished work is kept."""
 
     def end(*_: object) -> None:
-        Console(stderr=True).print(_INTERRUPTED, highlight=False, soft_wrap=True)
-        raise SystemExit(128 + signal.SIGTERM)
+        raise _Terminated
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 DEADLINE_KILL = "deadline"
 _PR_SET_PDEATHSIG = 1
 _TICK = 0.25  # seconds between checks of the deadline
+_INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 _MAIN = "import sys; from evofeed.featurize.job import worker; worker.main(*map(int, sys.argv[1:]))"
 
 
@@ -65,6 +66,7 @@ def serve(connection: Connection, watcher: int) -> None:
     os.dup2(2, 1)  # standard output is the report's, whatever a parser prints
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the watcher's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
     with contextlib.suppress(EOFError, OSError):
         while True:
             task: Task = connection.recv()
@@ -232,8 +234,11 @@ def _fork(local: socket.socket, remote: socket.socket) -> int:
     watcher = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
+    # Python drops what a signal handler raises in a callback of `fork`.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
     code = 1
     try:

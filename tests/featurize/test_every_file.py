@@ -19,7 +19,7 @@ from tests.featurize.test_readers import write
 
 from evofeed.base.errors import InputError, JobError, UnusedInput
 from evofeed.featurize import check_input, discover, featurize_chain
-from evofeed.featurize.job import run_job
+from evofeed.featurize.job import Ledger, run_job
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.show import summary
 from evofeed.store import Dataset
@@ -142,17 +142,20 @@ def test_a_damaged_ledger_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_terminated_job_prints_that_its_work_is_kept(tmp_path: Path) -> None:
-    raw = write(tmp_path / "raw", {f"c{n}.a3m": A3M.format("x") for n in range(300)})
+    raw = write(tmp_path / "raw", {f"c{n}.a3m": A3M.format("x") for n in range(2000)})
     command = [sys.executable, "-m", "evofeed.cli", "featurize", str(raw), str(tmp_path / "d")]
     job = subprocess.Popen(
         [*command, "--executor", "local", "--workers", "1"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    ledger = tmp_path / "d" / "jobs" / "ledger.sqlite"
     deadline = time.monotonic() + 60
-    while not ledger.exists() and time.monotonic() < deadline and job.poll() is None:
+    while not list(tmp_path.glob("d/shards/*")):
+        assert job.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     job.send_signal(signal.SIGTERM)
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 128 + signal.SIGTERM
     assert "interrupted: finished work is kept" in errors
+    (state,) = [job.state for job in Ledger(f"{tmp_path}/d/jobs/ledger.sqlite").jobs()]
+    assert state == "cancelled"

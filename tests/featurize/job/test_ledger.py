@@ -100,6 +100,20 @@ def test_a_retry_takes_dead_chains_and_suspects_back_at_once(url: str) -> None:
     ledger.close()
 
 
+def test_an_interrupted_query_is_not_a_fault_of_the_ledger(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    ledger = Ledger(url)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(ledger.engine.dialect, "do_execute", interrupted)
+        ledger.jobs()
+    ledger.jobs()
+    ledger.close()
+
+
 def test_status_says_how_often_and_since_when_a_unit_is_in_work(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path / "ledger.sqlite"))
     plan = Plan("", (Unit("u", ("1abc_A", "2abc_A"), 1, 1),), {"1abc_A": ChainSource("")}, {})

@@ -223,3 +223,13 @@ def test_a_unit_of_many_is_tried_in_parts_down_to_the_one_that_kills(tmp_path: P
     assert len(attempts) == 3 + 14 + 2 + 5 + 1  # full, parts, one part twice, its three, rest
     assert [chain["chain_id"] for chain in ledger.chains("job", dead=None)] == [names[7]]
     ledger.close()
+
+
+def test_an_interruption_during_the_fork_of_a_worker_is_not_lost() -> None:
+    def act() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            Worker()
+
+    run_forked(act)
