@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evofeed.base.counts import counted
-from evofeed.base.options import Json, share_bar
+from evofeed.base.options import Json, count_bar
 
 if TYPE_CHECKING:
     from evofeed.featurize.check import CheckReport
@@ -146,11 +146,7 @@ def _stage(uri: str, folder: str, quiet: bool) -> str:
     from evofeed.featurize.inputs.stage import stage_input
 
     folder = folder or str(Path.home() / ".cache" / "evofeed" / "inputs" / uri.partition("://")[2])
-    with share_bar(f"copying {uri}", quiet) as show:
-
-        def progress(done: int, total: int) -> None:
-            show(done / max(total, 1), f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
-
+    with count_bar(f"copying {uri}", quiet, "MB", 1e6) as progress:
         return stage_input(uri, folder, progress=progress)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -161,12 +162,12 @@ def _run(ledger: Any, job: Any, where: str, as_json: bool) -> None:
     # The dataset may have been moved since, with the ledger in it.
     dataset_uri = job.dataset_uri if _is_database(where) else where
     if "entries" in job.arguments:
-        from evofeed.featurize.entries.commands import show_report
+        from evofeed.featurize.entries.commands import run_and_show as run_entries
         from evofeed.featurize.entries.job import prepare_again
 
         url = ledger.url
         ledger.close()
-        show_report(prepare_again(job.arguments, dataset_uri, url), as_json)
+        run_entries(partial(prepare_again, job.arguments, dataset_uri, url), as_json)
     values = job.arguments["config"]
     config = FeaturizeConfig(**{**values, "caps": InputCaps(**values["caps"])})
     crop = CropConfig(**job.arguments["crop"]) if job.arguments["crop"] else None

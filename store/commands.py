@@ -11,7 +11,7 @@ import typer
 
 from evofeed.base.counts import counted
 from evofeed.base.files import parse_json
-from evofeed.base.options import Json, group
+from evofeed.base.options import Json, count_bar, group
 
 Uri = Annotated[
     str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address, also @REF.")
@@ -192,7 +192,8 @@ def verify(
     Example: evofeed snapshots verify data/ --deep
     """
     dataset = _open(uri, snapshot)
-    faults = dataset.verify(deep)
+    with count_bar("checking", as_json, "records and shards") as progress:
+        faults = dataset.verify(deep, progress)
     values = {"chains": len(dataset), "faults": [fault.to_dict() for fault in faults]}
     lines = [
         *map(str, faults),
@@ -388,7 +389,9 @@ def merge(
     """
     from evofeed.store import merge as join
 
-    _published(join(uri, other, ref=ref), as_json)
+    with count_bar("copying", as_json, "MB", 1e6) as progress:
+        snapshot = join(uri, other, ref=ref, progress=progress)
+    _published(snapshot, as_json)
 
 
 @snapshots.command()
@@ -416,7 +419,9 @@ def copy(
     from evofeed.store import address_and_ref, copy_dataset
 
     uri, snapshot = address_and_ref(uri, snapshot)
-    _published(copy_dataset(uri, target, snapshot=snapshot), as_json)
+    with count_bar("copying", as_json, "MB", 1e6) as progress:
+        copied = copy_dataset(uri, target, snapshot=snapshot, progress=progress)
+    _published(copied, as_json)
 
 
 def _published(snapshot: Any, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evofeed.base.counts import counted
+from evofeed.base.counts import ReportDone, counted
 from evofeed.base.errors import ShardCorrupt, StoreError
 from evofeed.protein.chain_record import ChainRecord
 from evofeed.protein.features import RECORD
@@ -214,35 +215,43 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({self.uri!r}, {self.digest[:12]}, {counted(len(self), 'chain')})"
 
-    def verify(self, deep: bool = False) -> list[StoreError]:
+    def verify(self, deep: bool = False, progress: ReportDone | None = None) -> list[StoreError]:
         """An error for each fault, empty if there is none; never raises for bad data.
 
-        Checks that each shard exists with its size and every chain with its checksum; `deep` also
-        hashes each shard, parses it as Arrow and decodes all records.
+        Checks that each shard exists with its size and every record with its checksum; `deep` also
+        hashes each shard, parses it as Arrow and decodes all records. `progress` is called with
+        the number of records and shards checked so far, and of all.
         """
         if isinstance(self.storage, LocalStorage):
-            return self._faults(deep)
+            return self._faults(deep, progress)
         sizes = {shard_key(entry.name): entry.nbytes for entry in self.manifest.shards}
         storage = ReadAhead(self.storage, sizes)
-        return Dataset(storage, self.digest, self.manifest, self.index)._faults(deep)
+        return Dataset(storage, self.digest, self.manifest, self.index)._faults(deep, progress)
 
-    def _faults(self, deep: bool) -> list[StoreError]:
+    def _faults(self, deep: bool, progress: ReportDone | None) -> list[StoreError]:
         faults: list[StoreError] = []
+        checks: list[tuple[Callable[[Any], object], Sequence[Any]]] = []
 
-        def check(function: Callable[..., object], *args: Any) -> None:
+        def attempt(function: Callable[..., object], *args: Any) -> None:
             try:
                 function(*args)
             except StoreError as error:
                 faults.append(error)
 
-        groups = [self.spans]
-        check(lambda: groups.append(self.assemblies.members))
-        for spans in groups:
-            for row in np.lexsort((spans.offset, spans.shard)).tolist():  # in file order
-                check(spans.record if deep else spans.read_span, row)
-        check(lambda: faults.extend(self.entries.verify()))
-        for entry in self.manifest.shards if deep else ():
-            check(self._check_shard, entry)
+        def add_spans(spans: Spans) -> None:
+            rows = np.lexsort((spans.offset, spans.shard)).tolist()  # in file order
+            checks.append((spans.record if deep else spans.read_span, rows))
+
+        add_spans(self.spans)
+        attempt(lambda: add_spans(self.assemblies.members))
+        attempt(lambda: checks.append((self.entries.check, self.entries.spans())))
+        checks.append((self._check_shard, self.manifest.shards if deep else ()))
+        total, done = sum(len(items) for _, items in checks), itertools.count(1)
+        for function, items in checks:
+            for item in items:
+                attempt(function, item)
+                if progress:
+                    progress(next(done), total)
         return faults
 
     def _check_shard(self, entry: ShardEntry) -> None:

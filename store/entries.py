@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from evofeed.base.errors import ChainMissing, ShardCorrupt, StoreError
+from evofeed.base.errors import ChainMissing, ShardCorrupt
 from evofeed.protein.alignment import Alignment
 from evofeed.protein.components import ComponentTable
 from evofeed.protein.datapoints import cluster_of
@@ -270,16 +270,15 @@ class Entries:
     def _read(self, kind: str, record_id: str) -> Any:
         return read_value(self.dataset.storage, self.span(kind, record_id))
 
-    def verify(self) -> list[StoreError]:
-        """An error for each damaged record."""
-        faults: list[StoreError] = []
+    def spans(self) -> list[RecordSpan]:
+        """Spans of all records, in the order of the shards' bytes."""
+        spans = map(span_of, self.records.to_pylist())
+        return sorted(spans, key=lambda span: (span.key, span.offset))
+
+    def check(self, span: RecordSpan) -> None:
+        """Read and decode a record and its sections (raises StoreError)."""
         storage = self.dataset.storage
-        for span in sorted(map(span_of, self.records.to_pylist()), key=lambda s: (s.key, s.offset)):
-            try:
-                columns, origin = read_record(storage, span), origin_of(storage, span)
-                value = decoded(span.kind, columns, origin)
-                for project in PROJECTS if span.kind == "entry" else ():
-                    section_of(columns, project, value, origin)
-            except StoreError as error:
-                faults.append(error)
-        return faults
+        columns, origin = read_record(storage, span), origin_of(storage, span)
+        value = decoded(span.kind, columns, origin)
+        for project in PROJECTS if span.kind == "entry" else ():
+            section_of(columns, project, value, origin)

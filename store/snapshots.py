@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evofeed.base.counts import ReportDone
 from evofeed.base.errors import ShardCorrupt
 from evofeed.store.dataset import Dataset
 from evofeed.store.entries import entry_files
@@ -47,10 +48,13 @@ def remove_chains(uri: str, chain_ids: Iterable[str], *, ref: str = "main") -> S
     return _amend(uri, ref, change)
 
 
-def merge(uri: str, other: str, *, ref: str = "main") -> Snapshot:
+def merge(
+    uri: str, other: str, *, ref: str = "main", progress: ReportDone | None = None
+) -> Snapshot:
     """The snapshot with all chains of another dataset, whose shards are copied.
 
-    A chain that both have with the same bytes is in it once.
+    A chain that both have with the same bytes is in it once. `progress` is called with the
+    bytes copied so far, and of all shards.
 
     Raises:
         ValueError: a chain is in both and differs; names it.
@@ -64,7 +68,7 @@ def merge(uri: str, other: str, *, ref: str = "main") -> Snapshot:
         diff = base.diff_with(source)
         if diff.changed:
             raise ValueError(f"chains differ: {', '.join(diff.changed[:5])}: remove one side first")
-        _copy_shards(source, base.storage)
+        _copy_shards(source, base.storage, progress)
         added = pc.is_in(source.index["chain_id"], value_set=pa.array(diff.added, pa.utf8()))
         return canonical([base.index, source.index.filter(added)]), list(source.manifest.shards)
 
@@ -190,6 +194,7 @@ def copy_dataset(
     ref: str = "main",
     expect: str | None = None,
     token: str | None = None,
+    progress: ReportDone | None = None,
 ) -> Snapshot:
     """Copy a snapshot between folders, buckets and services; its digest stays.
 
@@ -197,13 +202,14 @@ def copy_dataset(
         target: a folder or bucket; shards that it has already are not fetched again.
         ref: name to move at the target, which must be at `expect`.
         expect: digest the ref must have at the target now; None if it must not exist.
+        progress: called with the bytes copied so far, and of all shards.
 
     Raises:
         ShardCorrupt: a shard's bytes do not match the manifest.
         RefConflict: `ref` is at another snapshot.
     """
     dataset, storage = Dataset.open(source, snapshot, token=token), open_storage(target)
-    _copy_shards(dataset, storage)
+    _copy_shards(dataset, storage, progress)
     folder = f"snapshots/{dataset.digest}"
     for name in ("index.arrow", *dataset.manifest.more_files):
         storage.put(f"{folder}/{name}", dataset.storage.read(f"{folder}/{name}"))
@@ -212,21 +218,26 @@ def copy_dataset(
     return Snapshot(dataset.digest, dataset.manifest)
 
 
-def _copy_shards(dataset: Dataset, storage: Storage) -> None:
+def _copy_shards(dataset: Dataset, storage: Storage, progress: ReportDone | None) -> None:
     """Fetch the shards of a snapshot that a storage lacks, or has damaged if it is a folder (raises
     ShardCorrupt)."""
     stored = {item.key: item.nbytes for item in storage.files("shards/")}
-    for entry in dataset.manifest.shards:
+    shards = dataset.manifest.shards
+    done, total = 0, sum(entry.nbytes for entry in shards)
+    for entry in shards:
         key = shard_key(entry.name)
-        if stored.get(key) == entry.nbytes and (
+        is_stored = stored.get(key) == entry.nbytes and (
             not isinstance(storage, LocalStorage)
             or hashlib.sha256(storage.read(key)).hexdigest() == entry.sha256
-        ):
-            continue
-        data = dataset.storage.read(key)
-        if hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise ShardCorrupt("sha256 does not match", path=f"{dataset.uri}/{key}")
-        storage.put(key, data)
+        )
+        if not is_stored:
+            data = dataset.storage.read(key)
+            if hashlib.sha256(data).hexdigest() != entry.sha256:
+                raise ShardCorrupt("sha256 does not match", path=f"{dataset.uri}/{key}")
+            storage.put(key, data)
+        done += entry.nbytes
+        if progress:
+            progress(done, total)
 
 
 def join_chains(storage: Storage, rows: pa.Table) -> ShardEntry:

@@ -17,7 +17,7 @@ from tests.conftest import exit_code
 
 from evofeed import cli
 from evofeed.base.errors import StoreError
-from evofeed.base.options import usable_device
+from evofeed.base.options import count_bar, usable_device
 
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_calls.yaml").read_text())
 HEAVY = "torch ray numba triton fastapi sqlalchemy gemmi matplotlib pyarrow".split()
@@ -192,3 +192,17 @@ def test_every_command_has_json_for_machines_and_an_example() -> None:
         or not re.search(r"Example:\s+evofeed", leaf.help)
     ]
     assert not without
+
+
+def test_a_progress_bar_shows_share_count_and_time_left_on_a_terminal_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for terminal, quiet, expected in (("1", False, True), ("1", True, False), ("", False, False)):
+        monkeypatch.setenv("FORCE_COLOR", terminal)
+        with count_bar("copying", quiet, "MB", 1e6) as progress:
+            progress(1_000_000, 4_000_000)
+            progress(4_000_000, 4_000_000)
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert ("1 of 4 MB" in err and "4 of 4 MB" in err and "ETA" in err) is expected
+        assert bool(err.strip()) is expected

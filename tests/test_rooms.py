@@ -57,15 +57,15 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_457,
-    "featurize": 19_771,
-    "store": 7_295,
+    "src": 4_490,
+    "featurize": 19_809,
+    "store": 7_319,
     "loader": 12_041,
     "service": 8_235,
-    "trainer": 12_036,
+    "trainer": 12_032,
     "kernels": 16_276,
     "synth": 1_858,
-    "tests": 40_046,
+    "tests": 40_114,
     "benchmarks": 9_939,
 }
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from evofeed.base.options import Json, group
+
+if TYPE_CHECKING:
+    from evofeed.featurize.job import JobReport
 
 entries = group(
     "Whole entries for OpenFold3, Boltz and Protenix.\n\n"
@@ -61,29 +66,30 @@ def prepare(
     from evofeed.featurize.entries.job import prepare_entries
     from evofeed.featurize.job.options import JobOptions
 
-    report = prepare_entries(
-        EntriesInput(
-            structures=structures,
-            components=components,
-            alignments=alignments,
-            templates=templates,
-            clusters=clusters,
-            projects=tuple(project or ()),
-            conformers=conformers or None,
-        ),
-        dataset_uri,
-        options=JobOptions(executor=executor, workers=workers, ref=ref, max_broken=max_broken),
+    source = EntriesInput(
+        structures=structures,
+        components=components,
+        alignments=alignments,
+        templates=templates,
+        clusters=clusters,
+        projects=tuple(project or ()),
+        conformers=conformers or None,
     )
-    show_report(report, as_json)
+    options = JobOptions(executor=executor, workers=workers, ref=ref, max_broken=max_broken)
+    run_and_show(partial(prepare_entries, source, dataset_uri, options=options), as_json)
 
 
-def show_report(report: Any, as_json: bool) -> NoReturn:
-    """Prints how a job of entries ended and exits with its code."""
+def run_and_show(prepare: Callable[..., JobReport], as_json: bool) -> NoReturn:
+    """Runs a job of entries with a progress bar, prints how it ended and exits with its code."""
+    from evofeed.featurize.job.show import interruptible, job_bar
+
+    with interruptible(), job_bar(as_json, "preparing entries", "items") as show:
+        report = prepare(progress=show)
     print(json.dumps(report.to_dict()) if as_json else "\n".join(_lines(report)))
     raise typer.Exit(report.exit_code)
 
 
-def _lines(report: Any) -> list[str]:
+def _lines(report: JobReport) -> list[str]:
     done = f"{report.num_good} of {report.num_chains} files, {report.num_bytes / 1e6:,.1f} MB"
     head = f"published {report.snapshot[:12]}: {done}" if report.snapshot else report.message
     broken = [f"  left out {item['chain_id']}: {item['message']}" for item in report.broken]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from evofeed.base.counts import ReportDone
 from evofeed.base.errors import InputError, ShardMissing
 from evofeed.store.inner import S3Storage, Storage, StoredObject
 
@@ -29,9 +30,7 @@ def is_remote(uri: str) -> bool:
     return uri.startswith("s3://")
 
 
-def stage_input(
-    uri: str, folder: str, *, progress: Callable[[int, int], None] | None = None
-) -> str:
+def stage_input(uri: str, folder: str, *, progress: ReportDone | None = None) -> str:
     """Copy an input from a bucket.
 
     Args:
@@ -81,7 +80,7 @@ def _copy(
     storage: Storage,
     objects: list[StoredObject],
     copy: Path,
-    progress: Callable[[int, int], None] | None,
+    progress: ReportDone | None,
 ) -> None:
     for item in objects:
         if not (copy / item.key).resolve().is_relative_to(copy.resolve()):

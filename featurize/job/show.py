@@ -25,22 +25,18 @@ _INTERRUPTED = "interrupted: finished work is kept; the same command again conti
 
 
 @contextmanager
-def job_bar(quiet: bool = False) -> Iterator[Callable[[JobProgress], None]]:
-    """A progress bar on stderr with chains/s and time left; yields the callback for `run_job`."""
-    with share_bar("featurizing", quiet) as show:
-        yield lambda progress: show(progress.share, progress_line(progress))
+def job_bar(
+    quiet: bool = False, title: str = "featurizing", items: str = "chains"
+) -> Iterator[Callable[[JobProgress], None]]:
+    """A progress bar on stderr with items/s and time left; yields the callback for the job."""
+    with share_bar(title, quiet) as show:
+        yield lambda progress: show(progress.share, _line(progress, items))
 
 
 def run_and_show(input_uri: str, dataset_uri: str, as_json: bool, **options: Any) -> JobReport:
     """`run_job` with a progress bar on stderr and a summary (or JSON) on stdout."""
-    with _terminable(), job_bar(quiet=as_json) as show:
-        try:
-            report = run_job(input_uri, dataset_uri, progress=show, **options)
-        except KeyboardInterrupt as interruption:
-            Console(stderr=True).print(_INTERRUPTED, highlight=False, soft_wrap=True)
-            if isinstance(interruption, _Terminated):
-                raise SystemExit(128 + signal.SIGTERM) from None
-            raise
+    with interruptible(), job_bar(quiet=as_json) as show:
+        report = run_job(input_uri, dataset_uri, progress=show, **options)
     if as_json:
         print(json.dumps(report.to_dict()))
     else:
@@ -54,34 +50,36 @@ class _Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C: stop the workers and print that finished work is kept."""
+def interruptible() -> Iterator[None]:
+    """At Ctrl-C or SIGTERM, end the job and print that finished work is kept."""
 
     def end(*_: object) -> None:
         raise _Terminated
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous_handler = signal.signal(signal.SIGTERM, end)
+    is_main = threading.current_thread() is threading.main_thread()
+    previous_handler = signal.signal(signal.SIGTERM, end) if is_main else None
     try:
         yield
+    except KeyboardInterrupt as interruption:
+        Console(stderr=True).print(_INTERRUPTED, highlight=False, soft_wrap=True)
+        if isinstance(interruption, _Terminated):
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
     finally:
-        signal.signal(signal.SIGTERM, previous_handler)
+        if is_main:
+            signal.signal(signal.SIGTERM, previous_handler)
 
 
-def progress_line(progress: JobProgress) -> str:
-    """Progress in one line: chains, rate, broken, time left."""
-    seconds = progress.seconds_left
+def _line(progress: JobProgress, items: str) -> str:
+    """Progress in one line: items, rate, broken."""
     parts = [
-        f"{progress.good + progress.broken}/{progress.num_chains} chains",
+        f"{progress.good + progress.broken}/{progress.num_chains} {items}",
         f"{progress.chains_per_second:.1f}/s",
         f"{progress.broken} broken",
     ]
     if progress.suspects:
         parts.append(f"{progress.suspects} suspect")
-    parts.append("" if seconds is None else f"ETA {int(seconds) // 60}:{int(seconds) % 60:02d}")
-    return "  ".join(part for part in parts if part)
+    return "  ".join(parts)
 
 
 def summary(report: JobReport) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,19 +118,20 @@ def _search_with_bar(
     options: SearchOptions, quiet: bool,
 ) -> SearchReport:  # fmt: skip
     """Search with a progress bar on stderr."""
+    from evofeed.featurize.job.show import interruptible
     from evofeed.featurize.search.job import search_input
 
+    with interruptible(), search_bar(quiet) as show:
+        return search_input(fasta, out, databases, config=config, options=options, progress=show)
+
+
+@contextmanager
+def search_bar(quiet: bool = False) -> Iterator[Callable[[SearchProgress], None]]:
+    """A progress bar on stderr for a search; yields its callback."""
     with share_bar("searching", quiet) as show:
-        return search_input(
-            fasta, out, databases, config=config, options=options,
-            progress=lambda progress: show(progress.share, _line(progress)),
-        )  # fmt: skip
-
-
-def _line(progress: SearchProgress) -> str:
-    seconds = progress.seconds_left
-    text = f"{progress.searched} searched, {progress.cache_hits} cached"
-    return text if seconds is None else f"{text}  ETA {int(seconds) // 60}:{int(seconds) % 60:02d}"
+        yield lambda progress: show(
+            progress.share, f"{progress.searched} searched, {progress.cache_hits} cached"
+        )
 
 
 def _summary(report: SearchReport, out: str) -> list[str]:

@@ -51,6 +51,7 @@ def make_set(
         --split date:2021-09-30 --split identity:0.4
     """
     from evofeed.featurize.job.options import JobOptions
+    from evofeed.featurize.job.show import interruptible
     from evofeed.featurize.search.commands import read_recipe
     from evofeed.featurize.search.config import SearchOptions
     from evofeed.featurize.sets.make import Split
@@ -62,19 +63,20 @@ def make_set(
     job = JobOptions(
         executor=executor, workers=workers, ray_address=ray_address, max_broken=max_broken
     )
-    result = make(
-        structures,
-        out,
-        databases,
-        config,
-        templates=templates,
-        components=components,
-        split=Split.parse(split) if split else None,
-        allow_similar=allow_similar,
-        search=search,
-        job=job,
-        say=(lambda text: None) if as_json else print,
-    )
+    with interruptible():
+        result = make(
+            structures,
+            out,
+            databases,
+            config,
+            templates=templates,
+            components=components,
+            split=Split.parse(split) if split else None,
+            allow_similar=allow_similar,
+            search=search,
+            job=job,
+            quiet=as_json,
+        )
     if as_json:
         print(json.dumps(result))
         return

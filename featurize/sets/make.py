@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from evofeed.base.configs import check_numbers
 from evofeed.base.counts import counted
 from evofeed.base.errors import InputError, JobError
 from evofeed.base.files import write_atomic
+from evofeed.base.options import count_bar
 from evofeed.featurize.assembly_commands import add_complexes
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.entries.input import EntriesInput
@@ -26,10 +27,12 @@ from evofeed.featurize.inputs.discovery import discover
 from evofeed.featurize.inputs.sources import ChainSource
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.run import run_job
+from evofeed.featurize.job.show import job_bar
 from evofeed.featurize.search.cluster import cluster_sequences
+from evofeed.featurize.search.commands import search_bar
 from evofeed.featurize.search.config import Database, SearchConfig, SearchOptions
 from evofeed.featurize.search.job import run_search
-from evofeed.featurize.structures.listing import list_chains
+from evofeed.featurize.structures.listing import Listed, list_chains
 from evofeed.featurize.structures.structure_files import entry_of, structure_files
 from evofeed.store import Dataset, Selection, dataset_card, split_chains
 from evofeed.store.inner import Clusters
@@ -38,8 +41,6 @@ IDENTITY: Final = 0.4
 """Identity of the clusters if a split gives none: AF2's, for sampling weights."""
 SHARE: Final = 0.05
 """Share of chains in `valid` if a split gives neither a share nor a date."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def make_set(
     allow_similar: bool = False,
     search: SearchOptions | None = None,
     job: JobOptions | None = None,
-    say: Say = print,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Makes sequences, alignments, clusters, chains, complexes, entries, parts and a card.
 
@@ -97,6 +98,7 @@ def make_set(
         out: folder; `data/` in it is the dataset.
         templates: folder with the structures of template hits; `structures` if empty.
         components: the wwPDB's components.cif; if given, entries are prepared too.
+        quiet: print nothing: neither a line after each step nor, on a terminal, progress bars.
 
     Returns:
         Counts, the parts, and what was left out with its reasons.
@@ -108,9 +110,10 @@ def make_set(
     """
     if components and not Path(components).is_file():  # checked before the search
         raise InputError("no such file", path=components)
+    say = (lambda text: None) if quiet else print
     root, job = Path(out), job or JobOptions()
     uri, fasta, table = (str(root / name) for name in ("data", "chains.fasta", "clusters.tsv"))
-    chains, left_out = read_chains(structures)
+    chains, left_out = read_chains(structures, quiet)
     root.mkdir(parents=True, exist_ok=True)
     write_atomic(Path(fasta), "".join(f">{c.chain_id}\n{c.sequence}\n" for c in chains))
     say(
@@ -118,21 +121,27 @@ def make_set(
         f"{counted(len(left_out), 'file')} left out"
     )
     folder = str(root / "search")
-    searches = run_search(chains, folder, databases, config=config, options=search)
+    with search_bar(quiet) as show:
+        searches = run_search(
+            chains, folder, databases, config=config, options=search, progress=show
+        )
     left_out |= {chain["chain_id"]: [chain["message"]] for chain in searches.broken}
     say(f"{searches.searched} searches, {searches.cache_hits} cached, {searches.num_broken} broken")
     identity = (split.identity if split else 0) or IDENTITY
     clusters = _clusters(fasta, table, identity, search.threads if search else 1)
     say(f"{counted(clusters, 'cluster')} at {identity:.0%} identity")
     args = {"structure_dir": structures, "template_mmcif_dir": templates or structures}
-    report = run_job(folder, uri, options=job, discover_args=args, clusters=table)
+    with job_bar(quiet) as show_job:
+        report = run_job(
+            folder, uri, options=job, discover_args=args, clusters=table, progress=show_job
+        )
     if not report.snapshot:
         raise JobError(report.message, path=str(report.path))
     say(f"{counted(report.num_good, 'chain')} published, {report.num_broken} broken")
     result: dict[str, Any] = {"chains": report.num_good, "clusters": clusters}
-    result["complexes"] = _complexes(root, uri, structures)
+    result["complexes"] = _complexes(root, uri, structures, quiet)
     if components:
-        result["entries"] = _entries(root, uri, structures, components, table, job)
+        result["entries"] = _entries(root, uri, structures, components, table, job, quiet)
     complexes = counted(result["complexes"], "complex", "complexes")
     say(f"{complexes}, {counted(result.get('entries', 0), 'entry', 'entries')}")
     parts = _parts(uri, table, split, allow_similar) if split else {"main": len(Dataset.open(uri))}
@@ -145,7 +154,9 @@ def make_set(
     return result
 
 
-def read_chains(structures: str) -> tuple[list[ChainSource], dict[str, list[str]]]:
+def read_chains(
+    structures: str, quiet: bool = False
+) -> tuple[list[ChainSource], dict[str, list[str]]]:
     """Sequences of the protein chains in a folder, and the reasons of files without any.
 
     Raises:
@@ -154,7 +165,7 @@ def read_chains(structures: str) -> tuple[list[ChainSource], dict[str, list[str]
     files = structure_files(Path(structures), deep=True)
     chains: dict[str, ChainSource] = {}
     left_out: dict[str, list[str]] = {}
-    for path, sequences in zip(files, list_chains(files), strict=True):
+    for path, sequences in zip(files, _list_with_bar(files, quiet), strict=True):
         entry = entry_of(plain(path.name))
         if isinstance(sequences, InputError):
             left_out[entry] = [sequences.message]
@@ -171,6 +182,13 @@ def read_chains(structures: str) -> tuple[list[ChainSource], dict[str, list[str]
     return [chains[name] for name in sorted(chains)], left_out
 
 
+def _list_with_bar(files: Sequence[Path], quiet: bool) -> Iterator[Listed]:
+    with count_bar("reading structures", quiet, "files") as progress:
+        for number, listed in enumerate(list_chains(files), 1):
+            progress(number, len(files))
+            yield listed
+
+
 def _clusters(fasta: str, table: str, identity: float, threads: int) -> int:
     """Number of clusters of the sequences; writes the table unless it is up to date."""
     key = hashlib.sha256(f"{identity} ".encode() + Path(fasta).read_bytes()).hexdigest()
@@ -181,17 +199,23 @@ def _clusters(fasta: str, table: str, identity: float, threads: int) -> int:
     return len({line.split("\t")[0] for line in Path(table).read_text().splitlines()})
 
 
-def _complexes(root: Path, uri: str, structures: str) -> int:
+def _complexes(root: Path, uri: str, structures: str, quiet: bool) -> int:
     try:
         config = FeaturizeConfig()
-        report = add_complexes(str(root / "search"), uri, config, "main", structures, quiet=True)
+        report = add_complexes(str(root / "search"), uri, config, "main", structures, quiet=quiet)
     except InputError:  # every entry has one chain
         return 0
     return int(report["assemblies"])
 
 
 def _entries(
-    root: Path, uri: str, structures: str, components: str, table: str, job: JobOptions
+    root: Path,
+    uri: str,
+    structures: str,
+    components: str,
+    table: str,
+    job: JobOptions,
+    quiet: bool,
 ) -> int:
     """Prepares entries with the search's alignments; returns their number.
 
@@ -205,16 +229,14 @@ def _entries(
         if name in chains:
             groups.setdefault(representative, {representative: None})[chains[name].sequence] = None
     write_atomic(Path(members), "".join(f"{' '.join(group)}\n" for group in groups.values()))
-    report = prepare_entries(
-        EntriesInput(
-            structures=structures,
-            components=components,
-            alignments=str(root / "search"),
-            clusters=members,
-        ),
-        uri,
-        options=job,
+    source = EntriesInput(
+        structures=structures,
+        components=components,
+        alignments=str(root / "search"),
+        clusters=members,
     )
+    with job_bar(quiet, "preparing entries", "items") as show:
+        report = prepare_entries(source, uri, options=job, progress=show)
     if not report.snapshot:
         raise JobError(report.message, path=str(report.path))
     return len(Dataset.open(uri).entries)

@@ -16,6 +16,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -229,7 +230,8 @@ def test_what_anybody_may_send_is_limited_at_the_door(shipped: Shipped) -> None:
     with shipped.client() as client:
         assert client.post("/v1/jobs", content=bytes(2 << 20)).status_code == 413
         assert client.get("/", headers={"X-Large": "x" * 70_000}).status_code == 400
-        said = [client.get("/healthz").status_code for _ in range(400)]
+        with ThreadPoolExecutor(16) as pool:  # faster than a burst is forgiven, on any machine
+            said = list(pool.map(lambda _: client.get("/healthz").status_code, range(800)))
         assert 429 in said and said[:50] == [200] * 50
         forms = [client.post("/ui/login", data={"token": "x"}).status_code for _ in range(20)]
         assert 429 in forms

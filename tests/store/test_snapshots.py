@@ -171,6 +171,17 @@ def test_a_plain_copy_keeps_the_digest_and_fetches_only_what_is_new(source, tmp_
     assert times == {path: path.stat().st_mtime_ns for path in (target / "shards").iterdir()}
 
 
+def test_copies_and_checks_report_how_much_is_done(source, tmp_path):
+    copied, checked = [], []
+    copy_dataset(source, tmp_path / "target", progress=lambda *done: copied.append(done))
+    dataset = Dataset.open(source)
+    nbytes = sum(shard.nbytes for shard in dataset.manifest.shards)
+    assert len(copied) == len(RECORDS) and copied == sorted(copied)
+    assert copied[-1] == (nbytes, nbytes) and {total for _, total in copied} == {nbytes}
+    dataset.verify(deep=True, progress=lambda *done: checked.append(done))
+    assert checked == [(number, 8) for number in range(1, 9)]  # four chains and their shards
+
+
 def test_damage_and_foreign_refs_stop_a_copy(source, tmp_path):
     target = str(tmp_path / "target")
     published(target, [random_record(9)])

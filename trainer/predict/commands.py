@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -194,8 +193,7 @@ def _fasta_sequences(path: Path) -> dict[str, str]:
 
 
 def _bars(show: Callable[[float, str], None], tasks: list[Task]) -> Callable[[Task], Progress]:
-    """Callbacks by task that show the current prediction and block, and the remaining time."""
-    began = time.monotonic()
+    """Callbacks by task that show the current prediction and block."""
 
     def of_task(task: Task) -> Progress:
         position = tasks.index(task)
@@ -203,9 +201,7 @@ def _bars(show: Callable[[float, str], None], tasks: list[Task]) -> Callable[[Ta
 
         def progress(done: int, total: int) -> None:
             share = (position + done / total) / len(tasks)
-            seconds = int((time.monotonic() - began) * (1 - share) / share)
-            text = f"{task.name}: block {done} of {total}, all recycles together"
-            show(share, f"{text}  ETA {seconds // 60}:{seconds % 60:02d}")
+            show(share, f"{task.name}: block {done} of {total}, all recycles together")
 
         return progress
 

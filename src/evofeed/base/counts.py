@@ -1,6 +1,11 @@
-"""Counts with their noun, as text."""
+"""Counts with their noun, as text, and of done work."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+ReportDone = Callable[[int, int], None]
+"""Called with how many units of some work are done, and how many there are."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+
+from evofeed.base.counts import ReportDone
+
+_REFRESH_SECONDS = 0.1
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -20,22 +25,45 @@ def group(text: str, **options: Any) -> typer.Typer:
 
 @contextmanager
 def share_bar(title: str, quiet: bool) -> Iterator[Callable[[float, str], None]]:
-    """A progress bar on a terminal's stderr; yields a function that sets the share and a text."""
+    """A bar with time left on a terminal's stderr; yields a function of the share and a text."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
-    columns = (title, BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
-    quiet = quiet or not console.is_terminal
+    text = TextColumn("{task.fields[text]}")
+    columns = (title, BarColumn(), TaskProgressColumn(), text, "ETA", TimeRemainingColumn())
     # No refresh thread: a process with threads cannot fork its workers.
-    with Progress(*columns, console=console, auto_refresh=False, disable=quiet) as bar:
-        task = bar.add_task(title, total=1.0, text="starting")
+    with Progress(
+        *columns,
+        console=console,
+        auto_refresh=False,
+        speed_estimate_period=3600.0,  # a step may take minutes
+        disable=quiet or not console.is_terminal,
+    ) as bar:
+        task, shown_at = bar.add_task(title, total=1.0, text="starting"), 0.0
 
         def show(share: float, text: str) -> None:
-            bar.update(task, completed=share, text=text)
-            bar.refresh()
+            nonlocal shown_at
+            if share >= 1 or time.monotonic() - shown_at > _REFRESH_SECONDS:
+                shown_at = time.monotonic()
+                bar.update(task, completed=share, text=text, refresh=True)
 
         yield show
+
+
+@contextmanager
+def count_bar(title: str, quiet: bool, unit: str, size: float = 1) -> Iterator[ReportDone]:
+    """A `share_bar` for counts; it shows them in units of `size`."""
+    with share_bar(title, quiet) as show:
+        yield lambda done, total: show(
+            done / max(total, 1), f"{done / size:,.0f} of {total / size:,.0f} {unit}"
+        )
 
 
 def usable_device(name: str | None) -> str | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.featurize.job.stage import break_chains, evofeed
 
+from evofeed.featurize.job.show import interruptible
 from evofeed.synth import write_synthetic
 
 LOCAL = ("--executor", "local")
@@ -83,3 +85,15 @@ def test_jobs_are_run_again_from_any_folder_and_where_their_dataset_is_now(tmp_p
     assert "1 of 1 unit done before" in elsewhere.out
     assert not (tmp_path / "data").exists()
     assert "published" in evofeed("jobs", "status", tmp_path / "moved").out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, None), (signal.SIGTERM, 143)])
+def test_an_interrupted_command_says_that_its_work_is_kept(
+    number: signal.Signals, code: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as end, interruptible():
+        signal.raise_signal(number)
+    assert getattr(end.value, "code", None) == code
+    assert capsys.readouterr().err.startswith("interrupted: finished work is kept")
+    assert signal.getsignal(signal.SIGTERM) == handler
