@@ -101,6 +101,7 @@ def select_chains(
             its own chains.
 
     Raises:
+        ValueError: no chain passes; with the reason of the first.
         DatasetMissing: no such dataset or snapshot.
         RefConflict: another process moved `into` meanwhile.
     """
@@ -115,6 +116,9 @@ def select_chains(
         like = {chain: f"like {match} of {other.uri}" for chain, match in common.shared}
         unknown = dict.fromkeys(set(common.unclustered) & set(base), _UNCLUSTERED)
         reasons = unknown | like | reasons
+    if len(reasons) == len(base):
+        example = "".join(f", for example {name}: {why}" for name, why in [*reasons.items()][:1])
+        raise ValueError(f"no chain of {len(base)} passes{example}")
     config = {"of": base.digest, "apart_from": [other.digest for other in apart_from]}
     config |= {k: v for k, v in dataclasses.asdict(selection).items() if v not in ("", None, 0)}
     return _publish(base, into, lambda name: reasons.get(name, ""), config, clusters)

@@ -93,6 +93,7 @@ def _lines(report: JobReport) -> list[str]:
     done = f"{report.num_good} of {report.num_chains} files, {report.num_bytes / 1e6:,.1f} MB"
     head = f"published {report.snapshot[:12]}: {done}" if report.snapshot else report.message
     broken = [f"  left out {item['chain_id']}: {item['message']}" for item in report.broken]
+    broken += [f"  {report.message}"] if report.snapshot and report.message else []
     return [head, *broken, f"  all that was left out, and why: {report.path}"]
 
 

@@ -41,7 +41,7 @@ from evofeed.featurize.job.template_use import outdated_units
 from evofeed.featurize.job.units import Plan, Unit, sha_of, stamp_of
 from evofeed.featurize.structures.components import read_components
 from evofeed.protein.molecules import Molecule
-from evofeed.store import ShardEntry, Snapshot, add_entries, write_records
+from evofeed.store import Dataset, ShardEntry, Snapshot, add_entries, write_records
 from evofeed.store.inner import (
     PROJECTS,
     Lease,
@@ -174,7 +174,9 @@ def prepare_entries(
             config={**versions, "projects": list(projects), "conformers": pools},
             dropped=[{"entry": item["chain_id"], "reason": item["message"]} for item in broken],
         )
-        return phase.end(states.PUBLISHED, "", snapshot)
+        unused = clusters and not _is_used(clusters, dataset_uri, snapshot)
+        message = f"no polymer is in a cluster of {source.clusters}" if unused else ""
+        return phase.end(states.PUBLISHED, message, snapshot)
 
 
 def prepare_again(
@@ -304,6 +306,12 @@ class _Phase(LedgerJob):
         added = ("broken", "units", "resumed", "lost_workers")
         sums: dict[str, Any] = {n: getattr(report, n) + getattr(next_report, n) for n in added}
         return dataclasses.replace(report, notes=report.notes | next_report.notes, **sums)
+
+
+def _is_used(clusters: Mapping[str, str], dataset_uri: str, snapshot: Snapshot) -> bool:
+    """True if a polymer of a snapshot is in one of the clusters."""
+    points = Dataset.open(dataset_uri, snapshot.digest).entries.datapoints
+    return not set(clusters.values()).isdisjoint(points["cluster_a"].unique().to_pylist())
 
 
 def _components(path: str, dataset_uri: str) -> tuple[ShardEntry, RecordSpan]:

@@ -353,7 +353,10 @@ def _read_fasta(path: Path) -> dict[str, str]:
 
 
 def _waited(client: Client, job: Job, as_json: bool) -> Job:
-    report = None if as_json else lambda now: typer.echo(_line(now), err=True)
+    def report(now: Job) -> None:
+        if not (as_json or now.has_ended):  # how it ended is the command's output
+            typer.echo(_line(now), err=True)
+
     try:
         return client.wait(job.id, seconds=2.0, seen=report)
     except ServiceError:

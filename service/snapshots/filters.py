@@ -19,6 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evofeed.base.configs import is_iso_date
 from evofeed.service.problems import Problem
 from evofeed.store.inner import column_kinds, is_known
 
@@ -156,11 +157,8 @@ def _value(value: Any, kind: str, where: str) -> Any:
         return value
     if not isinstance(value, str) or len(value) > 256 or not value.isprintable():
         raise _bad(where, f"expected printable text of at most 256 letters, got {_shown(value)}")
-    if kind == "date":
-        try:
-            return datetime.date.fromisoformat(value).isoformat()
-        except ValueError:
-            raise _bad(where, f"expected an ISO date, got {_shown(value)}") from None
+    if kind == "date" and not is_iso_date(value):
+        raise _bad(where, f"expected an ISO date, got {_shown(value)}")
     return value
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import evofeed
 from tests.store.records import published, random_record
 
-from evofeed.base.errors import InputError
+from evofeed.base.errors import DatasetMissing, InputError
 from evofeed.store import (
     Dataset,
     DatasetWriter,
@@ -77,6 +77,15 @@ def test_each_limit_leaves_out_what_it_says_and_nothing_else(uri: str) -> None:
         selected = Dataset.open(uri, "part")
         assert selected.digest == part.digest
     assert not selected.verify()
+
+
+def test_a_selection_that_no_chain_passes_is_refused_with_an_example(uri: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"no chain of {COUNT} passes, .*: .* residues"
+    ):
+        select_chains(uri, "nothing", Selection(min_residues=99_999))
+    with pytest.raises(DatasetMissing):
+        Dataset.open(uri, "nothing")
 
 
 def test_reasons_stand_in_the_card_of_the_part(uri: str) -> None:

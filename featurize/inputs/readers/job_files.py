@@ -113,8 +113,10 @@ def from_job(path: Path, side_files: SideFiles) -> list[ChainSource]:
                     fields["is_distillation"] = True
                 sources.append(dataclasses.replace(source, **fields))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            reason = f"not as AlphaFold 3, Protenix or Boltz write them: {error!r}"
-            message = f"its 'sequences' are {reason}"
+            reason = f"{error} is missing" if isinstance(error, KeyError) else repr(error)
+            message = (
+                f"its 'sequences' are not as AlphaFold 3, Protenix or Boltz write them: {reason}"
+            )
             side_files.problems.append(InputError(message, path=str(path), item=entry))
     return sources
 

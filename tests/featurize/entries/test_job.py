@@ -164,6 +164,18 @@ def test_a_broken_file_is_listed_with_its_reason_and_the_others_are_published(
     assert dropped == ["bad"]
 
 
+def test_clusters_without_a_polymer_of_the_input_are_named(
+    made: Prepared, tmp_path: Path, inside: None
+) -> None:
+    for members, expected in (("9ABC_1\n", "no polymer is in a cluster of"), ("S000_1\n", "")):
+        (tmp_path / "clusters").write_text(members)
+        clusters = str(tmp_path / "clusters")
+        report = prepare_again(made.raw, tmp_path / "data", projects=("boltz",), conformers=1,
+                               clusters=clusters)  # fmt: skip
+        assert report.state == "published"
+        assert report.message.startswith(expected) and bool(report.message) == bool(expected)
+
+
 def test_nothing_is_published_if_no_entry_is_good_or_garbage_is_collected(
     tmp_path: Path, inside: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
