@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from evofeed.base.counts import ReportDone
 from evofeed.base.errors import EvofeedError, InputError, NoProtein, UnusedInput
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.formats.fasta import checked_sequence
@@ -108,12 +109,18 @@ class CheckReport:
 
 
 def check_input(
-    uri: str, *, config: FeaturizeConfig | None = None, clusters: str = "", **places: Any
+    uri: str,
+    *,
+    config: FeaturizeConfig | None = None,
+    clusters: str = "",
+    progress: ReportDone | None = None,
+    **places: Any,
 ) -> CheckReport:
     """Check an input without writing anything.
 
     Args:
         clusters: file of sequence clusters, to be compared with the chains.
+        progress: called with the number of chains checked so far, and of all.
         places: `structure_dir`, `template_mmcif_dir`, … as for `discover`.
 
     Raises:
@@ -130,7 +137,7 @@ def check_input(
             if size == NO_CLUSTER:
                 report.add("in no cluster", chain_id)
     check = _Check(config or FeaturizeConfig(), report)
-    for source in sources:
+    for number, source in enumerate(sources, 1):
         try:
             check.chain(source)
         except NoProtein as error:
@@ -138,6 +145,8 @@ def check_input(
         except EvofeedError as error:
             error.item = error.item or source.chain_id
             report.add("chain cannot be featurized", str(error))
+        if progress:
+            progress(number, len(sources))
     return report
 
 

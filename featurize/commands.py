@@ -186,7 +186,8 @@ def check(
     if is_remote(input_uri):
         input_uri = _stage(input_uri, stage, as_json)
     discover_args = _discover_args(structures, templates, distillation)
-    report = check_input(input_uri, clusters=clusters, **discover_args)
+    with count_bar("checking", as_json, "chains") as progress:
+        report = check_input(input_uri, clusters=clusters, progress=progress, **discover_args)
     if components:
         from evofeed.featurize.entries.input import structure_files
         from evofeed.featurize.entries.prepare import count_left_out

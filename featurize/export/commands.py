@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from evofeed.base.options import Json
+from evofeed.base.options import Json, count_bar
 
 
 def export(
@@ -41,8 +41,13 @@ def export(
         raise typer.BadParameter(f"no format {form!r}: {', '.join(FORMATS)}")
     if unknown := sorted(set(of or ()) - set(KINDS)):
         raise typer.BadParameter(f"no {', '.join(unknown)}: {', '.join(KINDS)}")
-    with Dataset.open(*address_and_ref(dataset, snapshot)) as opened:
-        jobs, left_out = export_dataset(opened, to, form, kinds=of or (), ids=only or ())
+    with (
+        Dataset.open(*address_and_ref(dataset, snapshot)) as opened,
+        count_bar("exporting", as_json, "jobs") as progress,
+    ):
+        jobs, left_out = export_dataset(
+            opened, to, form, kinds=of or (), ids=only or (), progress=progress
+        )
     if as_json:
         print(json.dumps({"jobs": jobs, "format": form, "folder": to, "left_out": left_out}))
         return

@@ -80,9 +80,7 @@ def test_each_limit_leaves_out_what_it_says_and_nothing_else(uri: str) -> None:
 
 
 def test_a_selection_that_no_chain_passes_is_refused_with_an_example(uri: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"no chain of {COUNT} passes, .*: .* residues"
-    ):
+    with pytest.raises(ValueError, match=rf"no chain of {COUNT} passes, .*: .* residues"):
         select_chains(uri, "nothing", Selection(min_residues=99_999))
     with pytest.raises(DatasetMissing):
         Dataset.open(uri, "nothing")
