@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evofeed.base.counts import counted
-from evofeed.base.options import Json
+from evofeed.base.options import Json, count_bar
 
 if TYPE_CHECKING:
     from evofeed.featurize.config import FeaturizeConfig
@@ -73,9 +73,6 @@ def add_complexes(
     Raises:
         InputError: no complex can be used.
     """
-    from rich.console import Console
-    from rich.progress import track
-
     from evofeed.base.errors import ChainMissing, InputError, LoneChain, NoProtein, UnusedInput
     from evofeed.featurize.formats.fasta import SUFFIXES as FASTA
     from evofeed.featurize.inputs.assembly_inputs import assembly_sources
@@ -100,16 +97,16 @@ def add_complexes(
 
     def records() -> Any:
         nonlocal num_complexes, num_lone
-        console = Console(stderr=True)
-        shown = console.is_terminal and not quiet
-        for source in track(sources, "complexes", console=console, disable=not shown):
-            try:
-                yield featurize_assembly(source, record_of, config)
-                num_complexes += 1
-            except LoneChain:
-                num_lone += 1
-            except (InputError, KeyError) as error:
-                dropped.append({"assembly_id": source.assembly_id, "reason": str(error)})
+        with count_bar("complexes", quiet, "entries") as progress:
+            for number, source in enumerate(sources, 1):
+                try:
+                    yield featurize_assembly(source, record_of, config)
+                    num_complexes += 1
+                except LoneChain:
+                    num_lone += 1
+                except (InputError, KeyError) as error:
+                    dropped.append({"assembly_id": source.assembly_id, "reason": str(error)})
+                progress(number, len(sources))
         if not num_complexes:
             reason = dropped[0]["reason"] if dropped else "every entry has one chain"
             raise InputError(f"no complex in it can be used: {reason}", path=input_uri)

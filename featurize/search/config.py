@@ -198,13 +198,12 @@ class SearchOptions(ExecutorOptions):
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """Progress of a search; `seconds_left` is None until the first unit has ended."""
+    """Progress of a search."""
 
     searched: int
     cache_hits: int
     share: float
     """Done share of the current stage, 0 to 1."""
-    seconds_left: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -307,10 +307,8 @@ class Search(Dispatch):
 
     def current_progress(self) -> SearchProgress:
         """Progress of this stage."""
-        rate = self._cost_done / max(time.monotonic() - self.began, 1e-9)
-        seconds_left = (self._cost - self._cost_done) / rate if rate else None
         searched, hits = sum(self.searched.values()), sum(self.hits.values())
-        return SearchProgress(searched, hits, self._cost_done / max(self._cost, 1), seconds_left)
+        return SearchProgress(searched, hits, self._cost_done / max(self._cost, 1))
 
     def _provenance(self, number: int) -> dict[str, Any]:
         database, info = self.databases[number], self.infos[number]
