@@ -239,7 +239,7 @@ class _Tables:
         kinds = self.column("_struct_conn.conn_type_id")
         if not kinds:
             return ()
-        keys = zip(*residues, strict=True)
+        keys = zip(*([_or_empty(text) for text in column] for column in residues), strict=True)
         rows = {key: row for row, key in reversed(list(enumerate(keys)))}
         ends = [self._link_ends(partner, len(kinds), rows) for partner in (1, 2)]
         lengths = self.numbers("_struct_conn.pdbx_dist_value")
@@ -269,7 +269,7 @@ class _Tables:
                     altloc=_or_empty(altloc),
                     author=author,
                     symmetry=_or_empty(symmetry),
-                    residue=residues.get((asym, name, seq or ".", *author), -1),
+                    residue=residues.get((asym, name, _or_empty(seq), *author), -1),
                 )
             )
         return ends

@@ -21,6 +21,7 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     build_residues,
     concatenated,
     segment_bounds,
+    segment_ids,
     swap_arginine_nitrogens,
 )
 from evofeed.featurize.records.rulesets.boltz_alignment import aligned_residues
@@ -77,10 +78,13 @@ class BoltzRules(Rules):
     """Largest fraction of the resolved atoms of a chain that may clash."""
     interface_distance: float = 5.0
     """Largest distance of atoms of chains in contact, ångström."""
+    merge_distance: float = 0.2
+    """Least distance of the copies of one atom, ångström: nearer ones are one atom."""
     links_required: bool = True
     """A covalent link to an atom that Boltz does not have fails the entry."""
     links_by_number: bool = True
-    """Without an assembly, ends of links are matched by residue number, ignoring the component."""
+    """Without an assembly, ends of links are matched by residue number, ignoring the component and
+    the operators."""
     residues_by_alignment: bool = True
     """Residues are aligned to the sequence instead of numbered, so that one between two gaps may
     move; one that the sequence does not have fails the entry."""
@@ -90,6 +94,9 @@ class BoltzRules(Rules):
     """`max_residues` counts resolved residues instead of the sequence."""
     modified_are_unknown: bool = True
     """Polymers of modified residues only are removed, as those of unknown residues are."""
+    symmetry_required: bool = True
+    """A link in an assembly is left out if the file does not say that one operator moves both
+    ends."""
     bonded_atoms_clash: bool = True
     """Atoms joined by a link count as a clash."""
 
@@ -120,7 +127,7 @@ class _Chain(NamedTuple):
             self.atoms,
             chain=number * ones,
             operator=copy.operator * ones,
-            copy=max(copy.number - 1, 0) * ones,
+            copy=copy.number * ones,
         )
 
     def atom(self, residue: int, name: str) -> int | None:
@@ -136,7 +143,9 @@ class _Copy(NamedTuple):
     asym: int
     operator: int
     number: int
-    """Number among the copies of its chain, from 1; 0 without an assembly."""
+    """Number among the copies of its chain, from 0."""
+    suffix: str
+    """What gemmi appends to the chain's name; empty without an assembly."""
 
 
 @dataclass(slots=True)
@@ -147,18 +156,26 @@ class _Preparation(Cleaning[BoltzRules]):
     """Those residues by author's chain, number and insertion code; empty unless links need it."""
     covalent: set[int] = field(init=False)
     """Residues with a covalent link."""
+    further_runs: dict[int, list[int]] = field(init=False)
+    """Later runs of a residue's atoms, by its first: those of monomers listed atom by atom."""
     file_atoms: AtomRows = field(init=False)
     """Atoms of the file."""
 
     def __post_init__(self) -> None:
         record = self.record
-        authors = np.array(record.chain_author)[record.residue_chain()].tolist()
+        chains = record.residue_chain()
+        authors = np.array(record.chain_author)[chains].tolist()
         numbers = map(str, record.residue_author.tolist())
         letters = record.residue_insertion.tolist()
         by_author: dict[tuple[str, str, str], int] = {}
+        self.further_runs = defaultdict(list)
         for row, key in enumerate(zip(authors, numbers, letters, strict=True)):
-            if record.residue_name[row] not in WATERS:
-                by_author.setdefault(key, row)
+            if record.residue_name[row] in WATERS:
+                continue
+            first = by_author.setdefault(key, row)
+            same_name = record.residue_name[first] == record.residue_name[row]
+            if row > first and same_name and chains[first] == chains[row]:
+                self.further_runs[first].append(row)
         self.is_first = np.isin(np.arange(record.num_residues), list(by_author.values()))
         by_number = self.rules.links_by_number and not record.copies
         self.numbered = by_author if by_number else {}
@@ -169,23 +186,26 @@ class _Preparation(Cleaning[BoltzRules]):
 
     def section(self) -> RulesetSection:
         record = self.record
-        order = self._gemmi_order(range(record.num_chains))
-        unit = {asym: chain for asym in order if (chain := self._chain(asym))}
+        unit = {asym: chain for asym in self._gemmi_order() if (chain := self._chain(asym))}
         copies = list(self._copies(unit))
         if not copies:
             raise self.refusal("no chain is left")
         atoms = concatenated([unit[copy.asym].copied(row, copy) for row, copy in enumerate(copies)])
         apply_operators(atoms, record, single=False)
-        starts = run_starts(atoms.chain)
-        links = self._links(copies, unit, starts)
-        sources = [np.array(unit[copy.asym].sources) for copy in copies]
-        valid = self._valid(atoms, sources, links)
+        links = self._links(copies, unit, run_starts(atoms.chain))
+        resolved = np.concatenate([np.array(unit[copy.asym].sources) >= 0 for copy in copies])
+        if len(unit) < len(copies):
+            atoms, links, resolved = self._merged(atoms, links, resolved)
+            rows, atoms.chain = np.unique(atoms.chain, return_inverse=True)
+            copies = [copies[row] for row in rows]
+        starts, residues = run_starts(atoms.chain), run_starts(atoms.chain, atoms.res_id)
+        valid = self._valid(atoms, residues, resolved, links)
         atoms.bonds = np.concatenate([atoms.bonds, links])
-        columns = atoms.columns(starts, run_starts(atoms.chain, atoms.res_id))
+        columns = atoms.columns(starts, residues)
         labels = record.chain_label
         return RulesetSection(
             project="boltz",
-            chain_name=np.array([f"{labels[copy.asym]}{copy.number or ''}" for copy in copies]),
+            chain_name=np.array([f"{labels[copy.asym]}{copy.suffix}" for copy in copies]),
             chain_number=np.arange(len(copies)),
             chain_type=atoms.kind[starts],
             chain_entity=atoms.entity[starts],
@@ -194,10 +214,10 @@ class _Preparation(Cleaning[BoltzRules]):
             dropped=tuple(self.dropped),
         )
 
-    def _gemmi_order(self, chains: Sequence[int]) -> list[int]:
+    def _gemmi_order(self) -> list[int]:
         """Chains in gemmi's order: those of one author's chain together."""
-        authors = [self.record.chain_author[asym] for asym in chains]
-        return sorted(chains, key=lambda asym: authors.index(self.record.chain_author[asym]))
+        authors = self.record.chain_author
+        return sorted(range(self.record.num_chains), key=lambda asym: authors.index(authors[asym]))
 
     def _copies(self, unit: Mapping[int, _Chain]) -> Iterator[_Copy]:
         """Every chain of the assembly, in gemmi's order."""
@@ -205,17 +225,20 @@ class _Preparation(Cleaning[BoltzRules]):
         if not record.copies:
             if record.oligomeric_count:
                 raise self.refusal("an assembly of no chains")
-            yield from (_Copy(asym, -1, 0) for asym in unit)
+            yield from (_Copy(asym, -1, 0, "") for asym in unit)
             return
-        label = {name: row for row, name in enumerate(record.chain_label)}
+        operations = [(row, operator) for row in record.copies for operator in row.operators]
         numbers: dict[int, int] = defaultdict(int)
-        for copies in record.copies:
-            chains = self._gemmi_order([label[name] for name in copies.asyms if name in label])
-            for operator in copies.operators:
-                for asym in chains:
-                    if asym in unit:
-                        numbers[asym] += 1
-                        yield _Copy(asym, operator, numbers[asym])
+        names: set[str] = set()
+        for operation, (copies, operator) in enumerate(operations, 1):
+            suffixes: dict[str, str] = {}
+            for asym in unit:
+                if record.chain_label[asym] in copies.asyms:
+                    author = record.chain_author[asym]
+                    if author not in suffixes:
+                        suffixes[author] = _free_suffix(author, operation, names)
+                    yield _Copy(asym, operator, numbers[asym], suffixes[author])
+                    numbers[asym] += 1
 
     def _chain(self, asym: int) -> _Chain | None:
         record = self.record
@@ -285,22 +308,27 @@ class _Preparation(Cleaning[BoltzRules]):
     def _atoms(self, residue: int) -> dict[str, int]:
         """Rows of a residue's atoms by name, the first alternate location of each."""
         by_name: dict[str, int] = {}
-        if residue >= 0:
-            record = self.record
-            for row in range(*record.residue_atom[residue : residue + 2]):
+        record = self.record
+        runs = [residue, *self.further_runs.get(residue, [])] if residue >= 0 else []
+        for run in runs:
+            for row in range(*record.residue_atom[run : run + 2]):
                 if record.atom_element[row] not in HYDROGENS:
                     by_name.setdefault(str(record.atom_name[row]), row)
         return by_name
 
     def _is_covalent(self, link: Link) -> bool:
         """True if a link is covalent and, in an assembly, gemmi finds both ends in one copy."""
-        copies = self.record.copies
-        if link.kind != "covale" or not copies:
+        copies, rules = self.record.copies, self.rules
+        if link.kind != "covale" or (rules.links_by_number and not copies):
             return link.kind == "covale"
-        asyms = {end.asym for end in link.ends}
-        return all(
-            self._has_atom(end) and end.symmetry in ("", "1_555") for end in link.ends
-        ) and any(asyms <= set(copy.asyms) for copy in copies)
+        first, second = link.ends
+        unknown = rules.symmetry_required and not first.symmetry
+        if first.symmetry != second.symmetry or (copies and unknown):
+            return False
+        asyms = {first.asym, second.asym}
+        return not copies or (
+            all(map(self._has_atom, link.ends)) and any(asyms <= set(copy.asyms) for copy in copies)
+        )
 
     def _has_atom(self, end: LinkEnd) -> bool:
         """True if the first conformation has the atom: gemmi copies no other link."""
@@ -339,7 +367,7 @@ class _Preparation(Cleaning[BoltzRules]):
                     raise self.refusal(f"a covalent link to {text}, which Boltz does not have")
                 else:
                     self._drop_link(end, "the component has no such atom")
-            if len(ends) < 2 or any(end.symmetry not in ("", "1_555") for end in link.ends):
+            if len(ends) < 2:
                 continue
             (first_asym, first_atom), (second_asym, second_atom) = ends
             for operator in dict.fromkeys(copy.operator for copy in copies):
@@ -347,6 +375,42 @@ class _Preparation(Cleaning[BoltzRules]):
                 for first, second in zip(*rows, strict=False):
                     bonds.append((first + first_atom, second + second_atom, 0))
         return np.array(bonds, np.int64).reshape(-1, 3)
+
+    def _merged(
+        self,
+        atoms: AtomRows,
+        links: Integer[np.ndarray, "b 3"],
+        resolved: Bool[np.ndarray, " R"],
+    ) -> tuple[AtomRows, Integer[np.ndarray, "_ 3"], Bool[np.ndarray, " _"]]:
+        """Atoms, links and resolved residues after gemmi has merged copies at one place.
+
+        An ion on an axis of symmetry is one ion. Its coordinates are those of the first copy;
+        Boltz has the mean of the copies, which are less than `merge_distance` apart.
+        """
+        pairs = contacts(atoms.position, atoms.chain, self.rules.merge_distance)
+        merged = np.zeros(len(atoms), bool)
+        for first, second in pairs[atoms.row[pairs[:, 0]] == atoms.row[pairs[:, 1]]].tolist():
+            merged[second] |= not merged[first]
+        if not merged.any():
+            return atoms, links, resolved
+        atoms.row[merged], atoms.position[merged] = -1, np.nan
+        starts = run_starts(atoms.chain, atoms.res_id)
+        empty = np.logical_or.reduceat(merged, starts)
+        empty &= ~np.logical_or.reduceat(atoms.row >= 0, starts)
+        resolved = resolved & ~empty
+        chain = atoms.chain[starts]
+        removed = empty & (atoms.kind[starts] == LIGAND)
+        removed |= np.bincount(chain, resolved)[chain] == 0
+        self.report(atoms, starts[removed], "residue", "at the place of another copy")
+        retained = ~removed[segment_ids(starts, len(atoms))]
+        links = links[~merged[links[:, :2]].any(axis=1)]
+        links[:, :2] = (np.cumsum(retained) - 1)[links[:, :2]]
+        atoms = atoms.take(retained)
+        starts = run_starts(atoms.chain, atoms.res_id)
+        first_residue = np.searchsorted(atoms.chain[starts], atoms.chain)
+        number = segment_ids(starts, len(atoms)) - first_residue
+        atoms.res_id = np.where(atoms.kind == LIGAND, number, atoms.res_id)
+        return atoms, links, resolved[~removed]
 
     def _drop_link(self, end: LinkEnd, reason: str) -> None:
         self.drop("link", end.asym, f"{end.component}.{end.atom}", reason)
@@ -357,7 +421,11 @@ class _Preparation(Cleaning[BoltzRules]):
         self.drop("chain", self.record.chain_label[asym], name, reason)
 
     def _valid(
-        self, atoms: AtomRows, sources: Sequence[np.ndarray], links: Integer[np.ndarray, "b 3"]
+        self,
+        atoms: AtomRows,
+        residues: Integer[np.ndarray, " R"],
+        resolved: Bool[np.ndarray, " R"],
+        links: Integer[np.ndarray, "b 3"],
     ) -> Bool[np.ndarray, " C"]:
         """Mask of chains that pass all filters; each filter sees all chains."""
         rules = self.rules
@@ -365,13 +433,15 @@ class _Preparation(Cleaning[BoltzRules]):
         if not rules.bonded_atoms_clash:
             linked = {tuple(sorted(link)) for link in links[:, :2].tolist()}
             pairs = pairs[[tuple(pair) not in linked for pair in pairs.tolist()]]
-        resolved = np.isfinite(atoms.position).all(axis=1)
-        counts = np.bincount(atoms.chain[resolved], minlength=len(sources))
-        clashing = clashing_groups(contact_rows(pairs, atoms.chain), counts, rules.clash_fraction)
-        valid = np.ones(len(sources), bool)
-        for row, (low, high) in enumerate(segment_bounds(run_starts(atoms.chain), len(atoms))):
+        starts = run_starts(atoms.chain)
+        number = segment_ids(starts, len(atoms))
+        present = np.isfinite(atoms.position).all(axis=1)
+        counts = np.bincount(number[present], minlength=len(starts))
+        clashing = clashing_groups(contact_rows(pairs, number), counts, rules.clash_fraction)
+        valid = np.ones(len(starts), bool)
+        for row, (low, high) in enumerate(segment_bounds(starts, len(atoms))):
             part = atoms.take(np.arange(low, high))
-            reason = self._refusal_reason(part, sources[row])
+            reason = self._refusal_reason(part, resolved[number[residues] == row])
             if row in clashing:
                 reason = "clashes with another chain"
             if reason:
@@ -379,15 +449,15 @@ class _Preparation(Cleaning[BoltzRules]):
                 self._drop_chain(int(part.asym[0]), reason)
         return valid
 
-    def _refusal_reason(self, chain: AtomRows, sources: np.ndarray) -> str:
+    def _refusal_reason(self, chain: AtomRows, resolved: Bool[np.ndarray, " R"]) -> str:
         """The reason a filter refuses a chain by itself; '' if none does."""
         rules, kind, names = self.rules, int(chain.kind[0]), set(chain.res_name.tolist())
         if kind == LIGAND:
             return "" if names.isdisjoint(EXCLUDED_LIGANDS) else "an excluded ligand"
-        resolved = int((sources >= 0).sum())
-        if resolved < rules.min_residues:
+        num_resolved = int(resolved.sum())
+        if num_resolved < rules.min_residues:
             return "a short polymer"
-        if (resolved if rules.max_len_of_resolved else len(sources)) > rules.max_residues:
+        if (num_resolved if rules.max_len_of_resolved else len(resolved)) > rules.max_residues:
             return "a long polymer"
         if rules.modified_are_unknown and kind == PROTEIN:
             names = {name if name in _STANDARD else "UNK" for name in names}
@@ -401,6 +471,14 @@ class _Preparation(Cleaning[BoltzRules]):
             if (step > rules.max_step).any():
                 return "a jump between neighbouring residues"
         return ""
+
+
+def _free_suffix(author: str, number: int, names: set[str]) -> str:
+    """The first number from `number` that gives an author's chain a new name; adds it to them."""
+    while f"{author}{number}" in names:
+        number += 1
+    names.add(f"{author}{number}")
+    return str(number)
 
 
 def _matched_atoms(

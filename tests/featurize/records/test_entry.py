@@ -70,6 +70,29 @@ def test_a_missing_table_of_assemblies_is_none() -> None:
     assert prepared(bare).sections
 
 
+@pytest.mark.parametrize("null", [".", "?"])
+def test_a_link_has_the_residue_of_a_ligand_whichever_null_is_its_number(null: str) -> None:
+    columns = "label_asym_id label_comp_id label_seq_id auth_asym_id auth_seq_id".split()
+    items = [f"_struct_conn.ptnr{end}_{item}" for end in (1, 2) for item in columns]
+    names = "\n".join(["_struct_conn.conn_type_id", *items])
+    text = f"{TEXT}loop_\n{names}\ncovale A SER 5 A 5 D LIG {null} D 1\n"
+    (link,) = entry_record(text.encode()).links
+    assert min(end.residue for end in link.ends) >= 0
+
+
+def test_boltz_has_all_atoms_of_a_monomer_that_is_listed_atom_by_atom_with_its_rival() -> None:
+    # As gemmi gathers them for Boltz, observed on edited entries of the recorded pack.
+    lines = []
+    for line in TEXT.splitlines(keepends=True):
+        rivals = [line]
+        if " . ASP A 1 2 " in line:
+            rivals = [line.replace(" . ASP", rival) for rival in (" A ASP", " B ASN")]
+        lines += rivals
+    plain, mixed = (prepared(text).sections["boltz"] for text in (TEXT, "".join(lines)))
+    assert mixed.atom_name.tolist() == plain.atom_name.tolist()
+    assert (mixed.atom_row >= 0).tolist() == (plain.atom_row >= 0).tolist()
+
+
 def test_dates_are_kept_as_listed_and_resolutions_that_say_nothing_are_none() -> None:
     text = changed("1 2020-01-15\n", "1 2021-05-05\n2 2019-01-01\n3 2022-02-02\n")
     record = entry_record(
