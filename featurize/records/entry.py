@@ -32,9 +32,9 @@ _REQUIRED: Final = (
 ).split()
 _OPTIONAL: Final = ("label_alt_id", "pdbx_PDB_ins_code", "pdbx_formal_charge")
 _RESIDUE_ITEMS: Final = (
-    "label_asym_id label_comp_id label_seq_id auth_asym_id auth_seq_id pdbx_PDB_ins_code"
+    "label_asym_id label_seq_id label_comp_id auth_asym_id auth_seq_id pdbx_PDB_ins_code"
 ).split()
-"""Items that identify the residue at the end of a link."""
+"""Items that identify the residue at the end of a link, as far as `_struct_conn` has them."""
 _LINK_ITEMS: Final = (
     "ptnr{0}_label_asym_id ptnr{0}_label_seq_id ptnr{0}_label_comp_id ptnr{0}_label_atom_id "
     "pdbx_ptnr{0}_label_alt_id ptnr{0}_auth_asym_id ptnr{0}_auth_seq_id "
@@ -87,6 +87,8 @@ class _Tables:
         atoms = {name: items.names(name) for name in _REQUIRED}
         atoms |= {name: items.names(name, ".", UNSET) for name in _OPTIONAL}
         xyz = np.stack([items.floats(f"Cartn_{axis}") for axis in "xyz"], axis=1)
+        for row in np.flatnonzero(np.isnan(xyz).any(axis=1))[:1].tolist():
+            raise self.error(f"_atom_site.Cartn_x, y or z of atom {row + 1} is not a number")
         occupancy, b_factor = np.ones(size), np.full(size, np.nan)
         if items.has("occupancy"):
             values = items.floats("occupancy")
@@ -102,11 +104,10 @@ class _Tables:
         )
         chain_starts = run_starts(atoms["label_asym_id"][starts])
         first_atom = starts[chain_starts]
-        entities = self._entities()
+        chain_entities = atoms["label_entity_id"][first_atom]
+        entities = self._entities(chain_entities)
         numbers = {chain_entity.name: row for row, chain_entity in enumerate(entities)}
-        chain_entity = np.array(
-            [numbers.get(label, -1) for label in atoms["label_entity_id"][first_atom].tolist()]
-        )
+        chain_entity = np.array([numbers[name] for name in chain_entities.tolist()])
         self._check_numbers(seq[starts], chain_starts, chain_entity, entities)
         copies, operators, name = self._assembly()
         altloc = atoms["label_alt_id"]
@@ -146,7 +147,9 @@ class _Tables:
             atom_occupancy=occupancy[order],
             atom_b_factor=b_factor[order],
             atom_position=xyz[order],
-            links=self._links([atoms[name][starts].tolist() for name in _RESIDUE_ITEMS]),
+            links=self._links(
+                [[*map(_or_empty, atoms[name][starts].tolist())] for name in _RESIDUE_ITEMS]
+            ),
             dropped=tuple(self.dropped),
         )
 
@@ -154,12 +157,13 @@ class _Tables:
         self, seq: np.ndarray, chains: np.ndarray, entity: np.ndarray, entities: tuple[Entity, ...]
     ) -> None:
         """Raises for a residue number outside its polymer's sequence, which every project reads."""
-        lengths = np.array([*(len(polymer.monomers) for polymer in entities), 0])[entity]
+        lengths = np.array([len(polymer.monomers) for polymer in entities])[entity]
         limit = np.repeat(lengths, np.diff(np.append(chains, len(seq))))
         for row in np.flatnonzero((limit > 0) & ((seq < 1) | (seq > limit)))[:1]:
             raise self.error(f"label_seq_id {seq[row]} in a chain of {limit[row]} residues")
 
-    def _entities(self) -> tuple[Entity, ...]:
+    def _entities(self, of_chains: Shaped[np.ndarray, " C"]) -> tuple[Entity, ...]:
+        """The entities of `_entity`, and then those that only chains name."""
         polymers, sequences = (
             dict(pairs_of(self.block, "_entity_poly.entity_id", f"_entity_poly.{item}"))
             for item in ("type", "pdbx_seq_one_letter_code_can")
@@ -178,6 +182,10 @@ class _Tables:
             else:
                 monomers[entity].append(monomer)
             last[entity] = number
+        names, types = self.column("_entity.id"), self.column("_entity.type")
+        for name in np.setdiff1d(of_chains, names).tolist():
+            names.append(name)
+            types.append("polymer" if name in polymers or name in monomers else "non-polymer")
         return tuple(
             Entity(
                 name=name,
@@ -187,9 +195,7 @@ class _Tables:
                 rivals=tuple(rivals.get(name, ())),
                 sequence="".join(sequences.get(name, "").split()),
             )
-            for name, kind in zip(
-                self.column("_entity.id"), self.column("_entity.type"), strict=True
-            )
+            for name, kind in zip(names, types, strict=True)
         )
 
     def _assembly(self) -> tuple[tuple[AssemblyCopies, ...], Float[np.ndarray, "K 3 4"], str]:
@@ -239,9 +245,7 @@ class _Tables:
         kinds = self.column("_struct_conn.conn_type_id")
         if not kinds:
             return ()
-        keys = zip(*([_or_empty(text) for text in column] for column in residues), strict=True)
-        rows = {key: row for row, key in reversed(list(enumerate(keys)))}
-        ends = [self._link_ends(partner, len(kinds), rows) for partner in (1, 2)]
+        ends = [self._link_ends(partner, len(kinds), residues) for partner in (1, 2)]
         lengths = self.numbers("_struct_conn.pdbx_dist_value")
         if len(lengths) != len(kinds):
             lengths = np.full(len(kinds), np.nan)
@@ -250,26 +254,31 @@ class _Tables:
             for kind, pair, length in zip(kinds, zip(*ends, strict=True), lengths, strict=True)
         )
 
-    def _link_ends(
-        self, end: int, rows: int, residues: dict[tuple[str, ...], int]
-    ) -> list[LinkEnd]:
-        columns = [self.column(f"_struct_conn.{item.format(end)}") for item in _LINK_ITEMS]
-        columns = [values if len(values) == rows else [""] * rows for values in columns]
+    def _link_ends(self, end: int, rows: int, residues: list[list[str]]) -> list[LinkEnd]:
+        items = [self.column(f"_struct_conn.{item.format(end)}") for item in _LINK_ITEMS]
+        has_item = [len(values) == rows for values in items]
+        columns = [
+            [_or_empty(value) for value in values] if has else [""] * rows
+            for values, has in zip(items, has_item, strict=True)
+        ]
+        compared = has_item[:3] + has_item[5:8]
+        keys = zip(*itertools.compress(residues, compared), strict=True)
+        row_of_key = {key: row for row, key in reversed(list(enumerate(keys)))}
         ends = []
         for asym, seq, name, atom, altloc, chain, number, code, symmetry in zip(
             *columns, strict=True
         ):
-            author = (chain, number, _or_empty(code))
+            key = tuple(itertools.compress((asym, seq, name, chain, number, code), compared))
             ends.append(
                 LinkEnd(
                     asym=asym,
-                    seq=_or_empty(seq),
+                    seq=seq,
                     component=name,
                     atom=atom,
-                    altloc=_or_empty(altloc),
-                    author=author,
-                    symmetry=_or_empty(symmetry),
-                    residue=residues.get((asym, name, _or_empty(seq), *author), -1),
+                    altloc=altloc,
+                    author=(chain, number, code),
+                    symmetry=symmetry,
+                    residue=row_of_key.get(key, -1),
                 )
             )
         return ends

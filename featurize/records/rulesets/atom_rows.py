@@ -270,7 +270,8 @@ def swap_arginine_nitrogens(atoms: AtomRows) -> None:
 
 def segment_bounds(starts: Integer[np.ndarray, " s"], size: int) -> Iterator[tuple[int, int]]:
     """First row and end of every segment, from the first rows."""
-    return zip(starts.tolist(), [*starts[1:].tolist(), size], strict=True)
+    ends = [*starts[1:].tolist(), size][: len(starts)]
+    return zip(starts.tolist(), ends, strict=True)
 
 
 def segment_ids(starts: Integer[np.ndarray, " s"], size: int) -> Integer[np.ndarray, " size"]:

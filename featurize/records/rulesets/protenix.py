@@ -34,6 +34,7 @@ from evofeed.featurize.records.rulesets.contacts import groups_in_contact
 from evofeed.featurize.records.rulesets.protenix_atoms import Completion, polymer_bonds
 from evofeed.featurize.records.rulesets.protenix_chains import (
     centre_atoms,
+    chains_without_centre,
     clashing_chains,
     incomplete_links,
     molecules_near_interface,
@@ -89,6 +90,9 @@ class ProtenixRules(Rules):
     the lowest letter of each residue."""
     selenium_lost: bool = True
     """MSE becomes MET in the sequence only, so its selenium is lost."""
+    centreless_removed: bool = True
+    """A chain is removed if some of its atoms are resolved, but no centre atom: the share of its
+    centre atoms that clash is 0 / 0. An entry of such chains only fails."""
 
 
 def protenix_section(
@@ -129,6 +133,8 @@ class _Preparation(Cleaning[ProtenixRules]):
             to_methionine(atoms)
         present = set(atoms.entity.tolist())
         used = {entity: codes for entity, codes in monomers.items() if entity in present}
+        if empty := [self.record.entities[row].name for row, codes in used.items() if not codes]:
+            raise self.refusal(f"entity {empty[0]} has no _entity_poly_seq")
         atoms = Completion(atoms, self.components, used).complete_atoms()
         to_methionine(atoms)
         atoms = self._without_placeholders(atoms)
@@ -259,6 +265,11 @@ class _Preparation(Cleaning[ProtenixRules]):
         atoms = self.without(atoms, ~near, "far from the molecules that are kept")
         clashing = clashing_chains(atoms, names, rules.clash_distance, rules.clash_fraction)
         atoms = self.without(atoms, np.isin(atoms.chain, sorted(clashing)), "clashes with a chain")
+        if rules.centreless_removed:
+            centreless = np.isin(atoms.chain, chains_without_centre(atoms))
+            atoms = self.without(atoms, centreless, "no centre atom is resolved")
+        if not len(atoms):
+            raise self.refusal("no centre atom is resolved")
         atoms.bonds = np.delete(atoms.bonds, incomplete_links(atoms, self.polymers), axis=0)
         return atoms, names
 

@@ -71,6 +71,12 @@ def clashing_chains(
     return clashing_groups(near, counts, fraction, rank=names.__getitem__)
 
 
+def chains_without_centre(atoms: AtomRows) -> Integer[np.ndarray, " n"]:
+    """Chains with resolved atoms, but without a resolved centre atom."""
+    resolved = atoms.row >= 0
+    return np.setdiff1d(atoms.chain[resolved], atoms.chain[resolved & centre_atoms(atoms)])
+
+
 def _same_molecule(atoms: AtomRows, first: int, second: int) -> bool:
     part = atoms.take(np.isin(atoms.chain, (first, second)))
     return len(np.unique(molecule_labels(len(part), part.bonds))) == 1

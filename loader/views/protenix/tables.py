@@ -74,19 +74,27 @@ def protenix_view(
 def canonical_sequences(
     record: EntryRecord, section: RulesetSection, components: ComponentTable
 ) -> dict[int, str]:
-    """One-letter sequence of every polymer, X for residues without a letter, by entity."""
-    sequences: dict[int, str] = {}
+    """One-letter sequence of every polymer, X for residues without a letter, by entity.
+
+    A residue that no chain has any more, such as an unresolved cap, keeps its monomer's letter.
+    """
+    codes: dict[int, list[str]] = {}
     polymer = _polymers(record, section)
     for chain, entity in enumerate(section.chain_entity.tolist()):
-        if polymer[chain] != ChainType.LIGAND:
-            low, high = section.chain_residue[chain : chain + 2]
-            names = section.residue_name[low:high].tolist()
-            monomers = record.entities[record.chain_entity[section.chain_asym[chain]]].monomers
-            for index, number in enumerate(section.residue_index[low:high].tolist()):
-                if 0 < number <= len(monomers) and monomers[number - 1] in ("ASX", "GLX"):
-                    names[index] = monomers[number - 1]  # renamed in the structure alone
-            letters = [components[name].one_letter if name in components else "" for name in names]
-            sequences[entity] = "".join(x if len(x) == 1 else "X" for x in letters)
+        if polymer[chain] == ChainType.LIGAND:
+            continue
+        monomers = record.entities[record.chain_entity[section.chain_asym[chain]]].monomers
+        names = codes.setdefault(entity, list(monomers))
+        residues = slice(*section.chain_residue[chain : chain + 2])
+        numbers = section.residue_index[residues].tolist()
+        names += ["UNK"] * (max(numbers) - len(names))
+        for number, name in zip(numbers, section.residue_name[residues].tolist(), strict=True):
+            if number > 0 and names[number - 1] not in ("ASX", "GLX"):
+                names[number - 1] = name  # these two are renamed in the structure alone
+    sequences = {}
+    for entity, names in codes.items():
+        letters = [components[name].one_letter if name in components else "" for name in names]
+        sequences[entity] = "".join(letter if len(letter) == 1 else "X" for letter in letters)
     return sequences
 
 

@@ -93,6 +93,41 @@ def test_boltz_has_all_atoms_of_a_monomer_that_is_listed_atom_by_atom_with_its_r
     assert (mixed.atom_row >= 0).tolist() == (plain.atom_row >= 0).tolist()
 
 
+def test_chains_of_an_entity_without_a_row_in_entity_have_its_sequence() -> None:
+    text = changed("1 polymer", "99 polymer")
+    record, whole = entry_record(text.encode()), entry_record(TEXT.encode())
+    for row, name in zip(record.chain_entity.tolist(), whole.chain_entity.tolist(), strict=True):
+        assert record.entities[row] == whole.entities[name]
+
+
+def test_links_are_found_by_the_items_that_the_table_has() -> None:
+    items = (
+        "conn_type_id",
+        *(
+            f"ptnr{end}_label_{item}_id"
+            for end in (1, 2)
+            for item in ("asym", "comp", "seq", "atom")
+        ),
+    )
+    record = entry_record(TEXT.encode())
+    name, number = record.residue_name[1], record.residue_seq[1]
+    row = f"covale A {name} {number} CA D LIG ? C1"
+    loop = "\n".join(["loop_", *(f"_struct_conn.{item}" for item in items), row, ""])
+    (link,) = entry_record((TEXT + "\n" + loop).encode()).links
+    ligand = record.chain_residue[record.chain_label.index("D")]
+    assert [end.residue for end in link.ends] == [1, ligand]
+
+
+def test_an_atom_without_coordinates_is_named() -> None:
+    lines = TEXT.splitlines()
+    (first, *_rest) = (row for row, line in enumerate(lines) if line.startswith("ATOM"))
+    fields = lines[first + 2].split()
+    fields[10] = "?"
+    lines[first + 2] = " ".join(fields)
+    with pytest.raises(MmcifError, match=r"f\.cif: _atom_site\.Cartn_x, y or z of atom 3"):
+        entry_record("\n".join(lines).encode(), path="f.cif")
+
+
 def test_dates_are_kept_as_listed_and_resolutions_that_say_nothing_are_none() -> None:
     text = changed("1 2020-01-15\n", "1 2021-05-05\n2 2019-01-01\n3 2022-02-02\n")
     record = entry_record(

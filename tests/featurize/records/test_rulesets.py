@@ -43,7 +43,8 @@ from evofeed.featurize.records.rulesets.protenix import ProtenixRules, protenix_
 from evofeed.loader.views.boltz.tables import boltz_view
 from evofeed.loader.views.openfold3.tables import openfold3_view
 from evofeed.loader.views.protenix.tables import canonical_sequences, protenix_view
-from evofeed.protein.entry_record import AssemblyCopies, EntryRecord, Link
+from evofeed.protein.components import ComponentTable
+from evofeed.protein.entry_record import AssemblyCopies, ChainType, EntryRecord, Link
 from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, placed
 
 OPENFOLD3 = recordings("openfold3/structure/*.npz")
@@ -405,6 +406,7 @@ def test_a_link_in_an_assembly_is_a_bond_if_one_operator_moves_both_ends(
 
 
 PROTENIX = recordings("protenix/structure/*.npz")
+SMALL_PROTENIX = some_recordings("protenix/structure/*.npz", 2)
 
 
 @pytest.mark.parametrize("path", PROTENIX, ids=lambda path: path.stem)
@@ -429,6 +431,67 @@ def test_the_view_of_a_record_is_the_view_of_protenixs_own_tables(path: Path) ->
     own_position = view.molecule_position[0][view.atom_reference]
     np.testing.assert_array_equal(view.molecule_mask[view.atom_reference], mask)
     np.testing.assert_allclose(own_position[mask], position[mask], atol=1e-6)
+
+
+def protenix_protein(path: Path) -> tuple[EntryRecord, ComponentTable, int]:
+    """A recorded entry without links, the dictionary, and the entity of its first protein."""
+    entry, table = record(path.parents[2], path.stem), components(path.parents[2])
+    kinds = [entry.entities[row].polymer for row in entry.chain_entity]
+    entity = int(entry.chain_entity[kinds.index("polypeptide(L)")])
+    return dataclasses.replace(entry, links=()), table, entity
+
+
+def test_a_chain_of_which_no_centre_is_resolved_is_removed_unless_mended() -> None:
+    path = next(recording for recording in PROTENIX if recording.stem == "2x1f")
+    entry, table, entity = protenix_protein(path)
+    chains = np.flatnonzero(entry.chain_entity == entity)
+    of_chain = np.isin(entry.residue_chain(), chains)[entry.atom_residue()]
+    keep = ~of_chain | np.isin(entry.atom_name, ("N", "C", "O"))
+    centreless = entry.taking(keep)
+    removed = protenix_section(centreless, table)
+    labels = {entry.chain_label[chain] for chain in chains.tolist()}
+    assert labels.isdisjoint(entry.chain_label[asym] for asym in removed.chain_asym.tolist())
+    assert "no centre atom is resolved" in {part.reason for part in removed.dropped}
+    right = protenix_section(centreless, table, ProtenixRules.right())
+    assert labels <= {entry.chain_label[asym] for asym in right.chain_asym.tolist()}
+    with pytest.raises(EntryRefused, match="no centre atom"):
+        protenix_section(centreless.taking(of_chain[keep]), table)
+
+
+@pytest.mark.parametrize("path", SMALL_PROTENIX, ids=lambda path: path.stem)
+def test_a_sequence_has_the_letter_of_a_residue_that_no_chain_has_any_more(path: Path) -> None:
+    entry, table, entity = protenix_protein(path)
+    of_entity = np.isin(entry.residue_chain(), np.flatnonzero(entry.chain_entity == entity))
+    first = of_entity & (entry.residue_seq == 1)
+    entities = list(entry.entities)
+    whole = protenix_section(entry, table)
+    cap = next(code for code, component in table.items() if component.kind == ChainType.LIGAND)
+    monomers = (cap, *entities[entity].monomers[1:])
+    entities[entity] = dataclasses.replace(entities[entity], monomers=monomers)
+    capped = dataclasses.replace(entry, entities=tuple(entities)).taking(
+        ~first[entry.atom_residue()]
+    )
+    section = protenix_section(capped, table)
+    (row, *_) = np.flatnonzero(capped.chain_entity[section.chain_asym] == entity).tolist()
+    number = int(section.chain_entity[row])
+    assert cap not in section.residue_name.tolist()
+    sequence = canonical_sequences(entry, whole, table)[number]
+    assert canonical_sequences(capped, section, table)[number] == "X" + sequence[1:]
+
+
+def test_an_entry_of_waters_or_of_a_polymer_without_monomers_is_refused() -> None:
+    entry, table, entity = protenix_protein(PROTENIX[0])
+    water = dataclasses.replace(entry, residue_name=np.full(entry.num_residues, "HOH"))
+    with pytest.raises(EntryRefused, match="no atoms are left"):
+        protenix_section(water, table)
+    entities = list(entry.entities)
+    entities[entity] = dataclasses.replace(entities[entity], monomers=())
+    entities.append(dataclasses.replace(entities[entity], monomers=("ALA",)))
+    unknown = dataclasses.replace(entry, entities=tuple(entities))
+    with pytest.raises(
+        EntryRefused, match=f"entity {entities[entity].name} has no _entity_poly_seq"
+    ):
+        protenix_section(unknown, table)
 
 
 def test_the_selenium_of_a_polymer_is_found_where_the_fault_is_mended() -> None:
