@@ -262,8 +262,13 @@ class _Tables:
             for values, has in zip(items, has_item, strict=True)
         ]
         compared = has_item[:3] + has_item[5:8]
-        keys = zip(*itertools.compress(residues, compared), strict=True)
-        row_of_key = {key: row for row, key in reversed(list(enumerate(keys)))}
+        names_of_row = list(zip(*residues, strict=True))
+        row_of_key: dict[tuple[str, ...], int] = {}
+        for row, names in enumerate(names_of_row):
+            key = tuple(itertools.compress(names, compared))
+            first = row_of_key.setdefault(key, row)
+            if first >= 0 and names_of_row[first] != names:
+                row_of_key[key] = -1  # residues that only the missing items tell apart
         ends = []
         for asym, seq, name, atom, altloc, chain, number, code, symmetry in zip(
             *columns, strict=True

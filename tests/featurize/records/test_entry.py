@@ -100,22 +100,19 @@ def test_chains_of_an_entity_without_a_row_in_entity_have_its_sequence() -> None
         assert record.entities[row] == whole.entities[name]
 
 
-def test_links_are_found_by_the_items_that_the_table_has() -> None:
-    items = (
-        "conn_type_id",
-        *(
-            f"ptnr{end}_label_{item}_id"
-            for end in (1, 2)
-            for item in ("asym", "comp", "seq", "atom")
-        ),
-    )
+@pytest.mark.parametrize("has_chain", [True, False])
+def test_links_are_found_by_the_items_that_the_table_has(has_chain: bool) -> None:
+    items = ("asym", "comp", "seq", "atom") if has_chain else ("comp", "seq", "atom")
+    columns = [f"ptnr{end}_label_{item}_id" for end in (1, 2) for item in items]
     record = entry_record(TEXT.encode())
     name, number = record.residue_name[1], record.residue_seq[1]
     row = f"covale A {name} {number} CA D LIG ? C1"
-    loop = "\n".join(["loop_", *(f"_struct_conn.{item}" for item in items), row, ""])
-    (link,) = entry_record((TEXT + "\n" + loop).encode()).links
+    if not has_chain:  # the residue of chain A or of chain B, either of two ligands
+        row = row.replace(" A ", " ").replace(" D ", " ")
+    loop = ["loop_", *(f"_struct_conn.{item}" for item in ("conn_type_id", *columns)), row, ""]
+    (link,) = entry_record((TEXT + "\n" + "\n".join(loop)).encode()).links
     ligand = record.chain_residue[record.chain_label.index("D")]
-    assert [end.residue for end in link.ends] == [1, ligand]
+    assert [end.residue for end in link.ends] == ([1, ligand] if has_chain else [-1, -1])
 
 
 def test_an_atom_without_coordinates_is_named() -> None:
