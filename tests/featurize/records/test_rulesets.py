@@ -44,7 +44,7 @@ from evofeed.loader.views.boltz.tables import boltz_view
 from evofeed.loader.views.openfold3.tables import openfold3_view
 from evofeed.loader.views.protenix.tables import canonical_sequences, protenix_view
 from evofeed.protein.components import ComponentTable
-from evofeed.protein.entry_record import AssemblyCopies, ChainType, EntryRecord, Link
+from evofeed.protein.entry_record import AssemblyCopies, ChainType, EntryRecord, Link, LinkEnd
 from evofeed.protein.ruleset_section import EntryRefused, RulesetSection, placed
 
 OPENFOLD3 = recordings("openfold3/structure/*.npz")
@@ -391,18 +391,30 @@ def test_a_link_in_an_assembly_is_a_bond_if_one_operator_moves_both_ends(
     symmetry: tuple[str, str], drawn: tuple[bool, bool]
 ) -> None:
     # As in gemmi 0.6.5, observed on 2x1f and 5ugo with other operators in the table of links.
-    def is_glycan(link: Link) -> bool:
-        return link.kind == "covale" and {end.atom for end in link.ends} == {"C1", "ND2"}
+    path = some_recordings("boltz/structure/*.npz", 1)[0]
+    table = components(path.parents[2])
+    entry = with_operators(record(path.parents[2], path.stem), np.eye(3, 4))
+    ends = tuple(first_atom(entry, chain, text) for chain, text in enumerate(symmetry))
+    linked = dataclasses.replace(entry, links=(Link(kind="covale", ends=ends, length=1.5),))
+    for rules, is_drawn in zip((BoltzRules(), BoltzRules.right()), drawn, strict=True):
+        counts = [len(boltz_section(each, table, rules).bond_atom) for each in (entry, linked)]
+        assert counts[1] - counts[0] == is_drawn
 
-    path = next(p for p in BOLTZ if any(map(is_glycan, record(p.parents[2], p.stem).links)))
-    entry, table = record(path.parents[2], path.stem), components(path.parents[2])
-    link = next(filter(is_glycan, entry.links))
-    ends = zip(link.ends, symmetry, strict=True)
-    moved = tuple(dataclasses.replace(end, symmetry=text) for end, text in ends)
-    entry = dataclasses.replace(entry, links=(dataclasses.replace(link, ends=moved),))
-    sections = [boltz_section(entry, table, rules) for rules in (BoltzRules(), BoltzRules.right())]
-    bonded = [set(section.atom_name[section.bond_atom[-1]]) for section in sections]
-    assert tuple(names == {"C1", "ND2"} for names in bonded) == drawn
+
+def first_atom(entry: EntryRecord, chain: int, symmetry: str) -> LinkEnd:
+    """The end of a link at a chain's first atom."""
+    residue = int(entry.chain_residue[chain])
+    number = str(entry.residue_author[residue])
+    return LinkEnd(
+        asym=entry.chain_label[chain],
+        seq="",
+        component=str(entry.residue_name[residue]),
+        atom=str(entry.atom_name[entry.residue_atom[residue]]),
+        altloc="",
+        author=(entry.chain_author[chain], number, str(entry.residue_insertion[residue])),
+        symmetry=symmetry,
+        residue=residue,
+    )
 
 
 PROTENIX = recordings("protenix/structure/*.npz")
@@ -465,7 +477,9 @@ def test_a_sequence_has_the_letter_of_a_residue_that_no_chain_has_any_more(path:
     first = of_entity & (entry.residue_seq == 1)
     entities = list(entry.entities)
     whole = protenix_section(entry, table)
-    cap = next(code for code, component in table.items() if component.kind == ChainType.LIGAND)
+    ligand = next(part for part in table.values() if part.kind == ChainType.LIGAND)
+    cap = "CAP"
+    table = ComponentTable({**table, cap: dataclasses.replace(ligand, code=cap)})
     monomers = (cap, *entities[entity].monomers[1:])
     entities[entity] = dataclasses.replace(entities[entity], monomers=monomers)
     capped = dataclasses.replace(entry, entities=tuple(entities)).taking(
