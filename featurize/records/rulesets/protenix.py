@@ -155,7 +155,7 @@ class _Preparation(Cleaning[ProtenixRules]):
         else:
             keep = single_location(record, lambda sums: min(sums, default=None))
         rows = np.flatnonzero(keep)
-        atoms = AtomRows.of_record(record, rows, record.chain_entity, self._numbers())
+        atoms = AtomRows.of_record(record, rows, record.chain_entity, self._numbers(rows))
         links = linked_bonds(record, rows, COVALENT_LINKS, self.dropped)
         length = np.linalg.norm(atoms.position[links[:, 0]] - atoms.position[links[:, 1]], axis=1)
         starts = atoms.residue_starts()
@@ -167,16 +167,20 @@ class _Preparation(Cleaning[ProtenixRules]):
         removed = np.isin(atoms.res_name, WATERS) | np.isin(atoms.element, HYDROGENS)
         return atoms.take(~removed)
 
-    def _numbers(self) -> Integer[np.ndarray, " R"]:
-        """Number of every residue: the label's, or its position in a chain without labels."""
+    def _numbers(self, rows: Integer[np.ndarray, " A"]) -> Integer[np.ndarray, " R"]:
+        """Number of every residue: the label's, or without one the position in its chain among
+        the residues that have any of these atoms."""
         record = self.record
-        chain = record.residue_chain()
-        first = record.chain_residue[:-1]
         number = record.residue_seq.astype(np.int64)
-        unnumbered = number[first] == 0
-        starts = run_starts(chain, falling=record.residue_author)
-        counted = np.arange(len(chain)) - starts[segment_ids(starts, len(chain))] + 1
-        return np.where(unnumbered[chain], counted, number)
+        residues = np.unique(record.atom_residue()[rows])
+        chain, author = record.residue_chain()[residues], record.residue_author[residues]
+        order = segment_ids(
+            run_starts(chain, author, record.residue_insertion[residues]), len(residues)
+        )
+        starts = run_starts(chain, falling=author)
+        counted = order - order[starts][segment_ids(starts, len(residues))] + 1
+        number[residues] = np.where(number[residues] == 0, counted, number[residues])
+        return number
 
     def _monomers(self, atoms: AtomRows) -> dict[int, list[str]]:
         """Components of every polymer; of several at one number, the one with atoms."""

@@ -93,6 +93,18 @@ def test_boltz_has_all_atoms_of_a_monomer_that_is_listed_atom_by_atom_with_its_r
     assert (mixed.atom_row >= 0).tolist() == (plain.atom_row >= 0).tolist()
 
 
+def test_protenix_numbers_the_residues_of_a_ligand_without_those_of_other_locations() -> None:
+    ligand = "".join(line for line in TEXT.splitlines(keepends=True) if " . LIG D " in line)
+    rivals = ligand.replace(" . LIG", " A LIG") + ligand.replace(" . LIG", " B SO4")
+    section = prepared(changed(ligand, rivals + ligand.replace(" 1 D 1\n", " 2 D 1\n"))).sections[
+        "protenix"
+    ]
+    chain = section.chain_name.tolist().index("D")
+    residues = slice(*section.chain_residue[chain : chain + 2])
+    assert section.residue_name[residues].tolist() == ["LIG", "LIG"]
+    assert section.residue_index[residues].tolist() == [1, 2]
+
+
 def test_chains_of_an_entity_without_a_row_in_entity_have_its_sequence() -> None:
     text = changed("1 polymer", "99 polymer")
     record, whole = entry_record(text.encode()), entry_record(TEXT.encode())
