@@ -58,14 +58,14 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # something out, or lives in experiments/.
 BUDGET = {
     "src": 4_490,
-    "featurize": 19_962,
+    "featurize": 19_978,
     "store": 7_323,
     "loader": 12_049,
     "service": 8_236,
     "trainer": 12_032,
     "kernels": 16_276,
     "synth": 1_858,
-    "tests": 40_380,
+    "tests": 40_381,
     "benchmarks": 9_939,
 }
 

@@ -20,30 +20,23 @@ from evofeed.featurize.records.rulesets.atom_rows import (
     apply_operators,
     build_residues,
     concatenated,
-    segment_bounds,
     segment_ids,
     swap_arginine_nitrogens,
 )
 from evofeed.featurize.records.rulesets.boltz_alignment import aligned_residues
+from evofeed.featurize.records.rulesets.boltz_rules import BoltzRules, refused_chains
 from evofeed.featurize.records.rulesets.bonds import residue_bonds
-from evofeed.featurize.records.rulesets.cleaning import Cleaning, Rules
+from evofeed.featurize.records.rulesets.cleaning import Cleaning
 from evofeed.featurize.records.rulesets.contacts import (
-    clashing_groups,
-    contact_rows,
     contacts,
     groups_in_contact,
 )
-from evofeed.featurize.records.rulesets.standard import (
-    EXCLUDED_LIGANDS,
-    STANDARD_NUCLEIC,
-    STANDARD_PROTEIN,
-)
 from evofeed.protein.components import Component, ComponentTable
+from evofeed.protein.datapoints import RESTYPES
 from evofeed.protein.entry_record import (
     HYDROGENS,
     LIGAND,
     POLYMERS,
-    PROTEIN,
     WATERS,
     EntryRecord,
     Link,
@@ -52,53 +45,10 @@ from evofeed.protein.entry_record import (
 )
 from evofeed.protein.ruleset_section import RulesetSection
 
-_STANDARD: Final = (*STANDARD_PROTEIN, *STANDARD_NUCLEIC)
-"""Residues that are one token."""
-_UNKNOWN: Final = ("UNK", "DN", "N")
-"""Unknown residue of each kind of polymer."""
 _ALIGNED: Final = ("PeptideL", "Dna", "Rna")
 """gemmi's names of these polymers."""
 _END_ATOMS: Final = ("OXT", "OP3")
 _TRIPLE: Final = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoltzRules(Rules):
-    """Limits of Boltz's filters, and its faults by name: True does as Boltz does."""
-
-    min_residues: int = 4
-    """Least number of resolved residues of a polymer."""
-    max_residues: int = 5000
-    """Largest number of resolved residues of a polymer."""
-    max_step: float = 10.0
-    """Largest distance between the CA of neighbours, ångström."""
-    clash_distance: float = 1.7
-    """Largest distance of clashing atoms, ångström."""
-    clash_fraction: float = 0.3
-    """Largest fraction of the resolved atoms of a chain that may clash."""
-    interface_distance: float = 5.0
-    """Largest distance of atoms of chains in contact, ångström."""
-    merge_distance: float = 0.2
-    """Least distance of the copies of one atom, ångström: nearer ones are one atom."""
-    links_required: bool = True
-    """A covalent link to an atom that Boltz does not have fails the entry."""
-    links_by_number: bool = True
-    """Without an assembly, ends of links are matched by residue number, ignoring the component and
-    the operators."""
-    residues_by_alignment: bool = True
-    """Residues are aligned to the sequence instead of numbered, so that one between two gaps may
-    move; one that the sequence does not have fails the entry."""
-    components_required: bool = True
-    """A residue of a polymer without a component fails the entry."""
-    max_len_of_resolved: bool = True
-    """`max_residues` counts resolved residues instead of the sequence."""
-    modified_are_unknown: bool = True
-    """Polymers of modified residues only are removed, as those of unknown residues are."""
-    symmetry_required: bool = True
-    """A link in an assembly is left out if the file does not say that one operator moves both
-    ends."""
-    bonded_atoms_clash: bool = True
-    """Atoms joined by a link count as a clash."""
 
 
 def boltz_section(
@@ -199,7 +149,9 @@ class _Preparation(Cleaning[BoltzRules]):
             rows, atoms.chain = np.unique(atoms.chain, return_inverse=True)
             copies = [copies[row] for row in rows]
         starts, residues = run_starts(atoms.chain), run_starts(atoms.chain, atoms.res_id)
-        valid = self._valid(atoms, residues, resolved, links)
+        refused = refused_chains(atoms, residues, resolved, links, self.rules)
+        for row, reason in refused.items():
+            self._drop_chain(int(atoms.asym[starts[row]]), reason)
         atoms.bonds = np.concatenate([atoms.bonds, links])
         columns = atoms.columns(starts, residues)
         labels = record.chain_label
@@ -210,7 +162,7 @@ class _Preparation(Cleaning[BoltzRules]):
             chain_type=atoms.kind[starts],
             chain_entity=atoms.entity[starts],
             interface=groups_in_contact(atoms.position, atoms.chain, self.rules.interface_distance),
-            **columns | {"chain_valid": valid},
+            **columns | {"chain_valid": ~np.isin(np.arange(len(starts)), list(refused))},
             dropped=tuple(self.dropped),
         )
 
@@ -271,7 +223,7 @@ class _Preparation(Cleaning[BoltzRules]):
                     raise self.refusal(f"component {name} is unknown")
                 self._drop_chain(asym, f"component {name} is unknown")
                 return None
-            standard = kind != LIGAND and name in _STANDARD
+            standard = kind != LIGAND and name in RESTYPES
             atom_rows, source_rows = _matched_atoms(component, atoms, standard, covalent)
             chain_row = record.residue_atom[source if source >= 0 else low]
             plans.append(ResiduePlan(chain_row, component, atom_rows, source_rows, int(source < 0)))
@@ -285,7 +237,7 @@ class _Preparation(Cleaning[BoltzRules]):
         bonds[:, :2] = np.sort(bonds[:, :2], axis=1)
         if kind != LIGAND:
             swap_arginine_nitrogens(atoms)
-            bonds = bonds[~np.isin(atoms.res_name[bonds[:, 0]], _STANDARD)]
+            bonds = bonds[~np.isin(atoms.res_name[bonds[:, 0]], RESTYPES)]
         atoms.bonds = bonds
         return _Chain(atoms, sources)
 
@@ -419,58 +371,6 @@ class _Preparation(Cleaning[BoltzRules]):
         is_first = self.record.chain_residue[asym]
         name = str(self.record.residue_name[is_first])
         self.drop("chain", self.record.chain_label[asym], name, reason)
-
-    def _valid(
-        self,
-        atoms: AtomRows,
-        residues: Integer[np.ndarray, " R"],
-        resolved: Bool[np.ndarray, " R"],
-        links: Integer[np.ndarray, "b 3"],
-    ) -> Bool[np.ndarray, " C"]:
-        """Mask of chains that pass all filters; each filter sees all chains."""
-        rules = self.rules
-        pairs = contacts(atoms.position, atoms.chain, rules.clash_distance)
-        if not rules.bonded_atoms_clash:
-            linked = {tuple(sorted(link)) for link in links[:, :2].tolist()}
-            pairs = pairs[[tuple(pair) not in linked for pair in pairs.tolist()]]
-        starts = run_starts(atoms.chain)
-        number = segment_ids(starts, len(atoms))
-        present = np.isfinite(atoms.position).all(axis=1)
-        counts = np.bincount(number[present], minlength=len(starts))
-        clashing = clashing_groups(contact_rows(pairs, number), counts, rules.clash_fraction)
-        valid = np.ones(len(starts), bool)
-        for row, (low, high) in enumerate(segment_bounds(starts, len(atoms))):
-            part = atoms.take(np.arange(low, high))
-            reason = self._refusal_reason(part, resolved[number[residues] == row])
-            if row in clashing:
-                reason = "clashes with another chain"
-            if reason:
-                valid[row] = False
-                self._drop_chain(int(part.asym[0]), reason)
-        return valid
-
-    def _refusal_reason(self, chain: AtomRows, resolved: Bool[np.ndarray, " R"]) -> str:
-        """The reason a filter refuses a chain by itself; '' if none does."""
-        rules, kind, names = self.rules, int(chain.kind[0]), set(chain.res_name.tolist())
-        if kind == LIGAND:
-            return "" if names.isdisjoint(EXCLUDED_LIGANDS) else "an excluded ligand"
-        num_resolved = int(resolved.sum())
-        if num_resolved < rules.min_residues:
-            return "a short polymer"
-        if (num_resolved if rules.max_len_of_resolved else len(resolved)) > rules.max_residues:
-            return "a long polymer"
-        if rules.modified_are_unknown and kind == PROTEIN:
-            names = {name if name in _STANDARD else "UNK" for name in names}
-        if names == {_UNKNOWN[kind]}:
-            return "all residues are unknown"
-        if kind == PROTEIN:
-            standard = np.isin(chain.res_name, _STANDARD)
-            is_first = np.diff(chain.res_id, prepend=-1) > 0
-            centre = chain.position[np.where(standard, chain.name == "CA", is_first)]
-            step = np.linalg.norm(np.diff(centre, axis=0), axis=1)
-            if (step > rules.max_step).any():
-                return "a jump between neighbouring residues"
-        return ""
 
 
 def _free_suffix(author: str, number: int, names: set[str]) -> str:

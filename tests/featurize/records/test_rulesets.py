@@ -37,7 +37,8 @@ from evofeed.featurize.entries.molecules import (
     ligand_atoms,
     molecule_graph,
 )
-from evofeed.featurize.records.rulesets.boltz import BoltzRules, boltz_section
+from evofeed.featurize.records.rulesets.boltz import boltz_section
+from evofeed.featurize.records.rulesets.boltz_rules import BoltzRules
 from evofeed.featurize.records.rulesets.openfold3 import OpenFold3Rules, openfold3_section
 from evofeed.featurize.records.rulesets.protenix import ProtenixRules, protenix_section
 from evofeed.loader.views.boltz.tables import boltz_view
