@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evofeed.base.counts import counted
-from evofeed.base.options import Json, count_bar
+from evofeed.base.options import Json, tracked
 
 if TYPE_CHECKING:
     from evofeed.featurize.config import FeaturizeConfig
@@ -97,16 +97,14 @@ def add_complexes(
 
     def records() -> Any:
         nonlocal num_complexes, num_lone
-        with count_bar("complexes", quiet, "entries") as progress:
-            for number, source in enumerate(sources, 1):
-                try:
-                    yield featurize_assembly(source, record_of, config)
-                    num_complexes += 1
-                except LoneChain:
-                    num_lone += 1
-                except (InputError, KeyError) as error:
-                    dropped.append({"assembly_id": source.assembly_id, "reason": str(error)})
-                progress(number, len(sources))
+        for source in tracked(sources, len(sources), "complexes", quiet, "entries"):
+            try:
+                yield featurize_assembly(source, record_of, config)
+                num_complexes += 1
+            except LoneChain:
+                num_lone += 1
+            except (InputError, KeyError) as error:
+                dropped.append({"assembly_id": source.assembly_id, "reason": str(error)})
         if not num_complexes:
             reason = dropped[0]["reason"] if dropped else "every entry has one chain"
             raise InputError(f"no complex in it can be used: {reason}", path=input_uri)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evofeed.base.counts import counted
-from evofeed.base.options import Json, count_bar
+from evofeed.base.options import Json, count_bar, tracked
 
 if TYPE_CHECKING:
     from evofeed.featurize.check import CheckReport
@@ -192,7 +192,9 @@ def check(
         from evofeed.featurize.entries.input import structure_files
         from evofeed.featurize.entries.prepare import count_left_out
 
-        report.rulesets = count_left_out(structure_files(structures or input_uri), components)
+        files = structure_files(structures or input_uri)
+        read = tracked(files, len(files), "reading entries", as_json, "files")
+        report.rulesets = count_left_out(read, components)
     if as_json:
         print(json.dumps(report.to_dict()))
     else:

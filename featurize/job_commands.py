@@ -162,7 +162,7 @@ def _run(ledger: Any, job: Any, where: str, as_json: bool) -> None:
     # The dataset may have been moved since, with the ledger in it.
     dataset_uri = job.dataset_uri if _is_database(where) else where
     if "entries" in job.arguments:
-        from evofeed.featurize.entries.commands import run_and_show as run_entries
+        from evofeed.featurize.entries.commands import run_entries
         from evofeed.featurize.entries.job import prepare_again
 
         url = ledger.url

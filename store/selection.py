@@ -117,7 +117,7 @@ def select_chains(
         unknown = dict.fromkeys(set(common.unclustered) & set(base), _UNCLUSTERED)
         reasons = unknown | like | reasons
     if len(reasons) == len(base):
-        example = "".join(f", for example {name}: {why}" for name, why in [*reasons.items()][:1])
+        example = next((f", for example {name}: {why}" for name, why in reasons.items()), "")
         raise ValueError(f"no chain of {len(base)} passes{example}")
     config = {"of": base.digest, "apart_from": [other.digest for other in apart_from]}
     config |= {k: v for k, v in dataclasses.asdict(selection).items() if v not in ("", None, 0)}

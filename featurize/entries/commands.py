@@ -76,10 +76,10 @@ def prepare(
         conformers=conformers or None,
     )
     options = JobOptions(executor=executor, workers=workers, ref=ref, max_broken=max_broken)
-    run_and_show(partial(prepare_entries, source, dataset_uri, options=options), as_json)
+    run_entries(partial(prepare_entries, source, dataset_uri, options=options), as_json)
 
 
-def run_and_show(prepare: Callable[..., JobReport], as_json: bool) -> NoReturn:
+def run_entries(prepare: Callable[..., JobReport], as_json: bool) -> NoReturn:
     """Runs a job of entries with a progress bar, prints how it ended and exits with its code."""
     from evofeed.featurize.job.show import interruptible, job_bar
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,49 +40,45 @@ def export_dataset(
         InputError: the dataset has nothing of these kinds or ids.
     """
     write, folder = FORMATS[form], ExportFolder(Path(to_dir))
-    count, missing = 0, set(ids)
+    missing = set(ids)
     default = ("entries",) if len(dataset.entries) else ("complexes", "chains")
-    jobs = _jobs(dataset, kinds or default, ids)
-    for read in jobs:
-        job = read()
+    selected = _selected(dataset, kinds or default, ids)
+    for count, (kind, name) in enumerate(selected, 1):
+        job = _job(dataset, kind, name)
         write(job, folder)
         folder.leave_out(job, *job.left_out)
         if job.structure:
             folder.write(f"structures/{job.name}.cif", job.structure)
         missing.discard(job.name)
-        count += 1
         if progress:
-            progress(count, len(jobs))
+            progress(count, len(selected))
     if folder.finish is not None:
         folder.finish(folder)
-    if missing or not count:
+    if missing or not selected:
         message = f"no {' or '.join(kinds or KINDS)} {', '.join(sorted(missing))}".rstrip()
         raise InputError(f"{message} in it", path=dataset.uri)
-    return count, {name: reasons for name, reasons in folder.left_out.items() if reasons}
+    left_out = {name: reasons for name, reasons in folder.left_out.items() if reasons}
+    return len(selected), left_out
 
 
-def _jobs(dataset: Dataset, kinds: Sequence[str], ids: Sequence[str]) -> list[Callable[[], Job]]:
-    """Functions that read one job each, as a dataset may be larger than memory."""
-
-    def of_entry(name: str) -> Job:
-        return job_of_entry(name, dataset.entries[name], dataset.entries.alignment)
-
-    def of_complex(name: str) -> Job:
-        return job_of_complex(dataset.assemblies[name])
-
-    def of_chain(name: str) -> Job:
-        return job_of_chain(dataset[name])
-
-    names: list[tuple[Callable[[str], Job], Iterable[str]]] = []
+def _selected(dataset: Dataset, kinds: Sequence[str], ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Kind and name of every job to write."""
+    names: list[tuple[str, str]] = []
     if "entries" in kinds:
-        names.append((of_entry, dataset.entries))
+        names += [("entries", name) for name in dataset.entries]
     in_complexes: set[str] = set()
     if "complexes" in kinds:
         rows = dataset.assemblies.table
         in_complexes = {chain for chains in rows["chain_ids"].to_pylist() for chain in chains}
-        names.append((of_complex, dataset.assemblies))
+        names += [("complexes", name) for name in dataset.assemblies]
     if "chains" in kinds:
-        names.append((of_chain, (n for n in dataset if n not in in_complexes or n in ids)))
-    return [
-        partial(read, name) for read, of_kind in names for name in of_kind if not ids or name in ids
-    ]
+        names += [("chains", n) for n in dataset if n not in in_complexes or n in ids]
+    return [(kind, name) for kind, name in names if not ids or name in ids]
+
+
+def _job(dataset: Dataset, kind: str, name: str) -> Job:
+    if kind == "entries":
+        return job_of_entry(name, dataset.entries[name], dataset.entries.alignment)
+    if kind == "complexes":
+        return job_of_complex(dataset.assemblies[name])
+    return job_of_chain(dataset[name])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from evofeed.base.configs import check_numbers
 from evofeed.base.counts import counted
 from evofeed.base.errors import InputError, JobError
 from evofeed.base.files import write_atomic
-from evofeed.base.options import count_bar
+from evofeed.base.options import tracked
 from evofeed.featurize.assembly_commands import add_complexes
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.entries.input import EntriesInput
@@ -32,7 +32,7 @@ from evofeed.featurize.search.cluster import cluster_sequences
 from evofeed.featurize.search.commands import search_bar
 from evofeed.featurize.search.config import Database, SearchConfig, SearchOptions
 from evofeed.featurize.search.job import run_search
-from evofeed.featurize.structures.listing import Listed, list_chains
+from evofeed.featurize.structures.listing import list_chains
 from evofeed.featurize.structures.structure_files import entry_of, structure_files
 from evofeed.store import Dataset, Selection, dataset_card, split_chains
 from evofeed.store.inner import Clusters
@@ -165,7 +165,8 @@ def read_chains(
     files = structure_files(Path(structures), deep=True)
     chains: dict[str, ChainSource] = {}
     left_out: dict[str, list[str]] = {}
-    for path, sequences in zip(files, _list_with_bar(files, quiet), strict=True):
+    listed = tracked(list_chains(files), len(files), "reading structures", quiet, "files")
+    for path, sequences in zip(files, listed, strict=True):
         entry = entry_of(plain(path.name))
         if isinstance(sequences, InputError):
             left_out[entry] = [sequences.message]
@@ -180,13 +181,6 @@ def read_chains(
         first = next(iter(left_out.items()), ("", ["there is no structure file in it"]))
         raise InputError(f"no protein chain: {first[1][0]}", path=structures, item=first[0] or None)
     return [chains[name] for name in sorted(chains)], left_out
-
-
-def _list_with_bar(files: Sequence[Path], quiet: bool) -> Iterator[Listed]:
-    with count_bar("reading structures", quiet, "files") as progress:
-        for number, listed in enumerate(list_chains(files), 1):
-            progress(number, len(files))
-            yield listed
 
 
 def _clusters(fasta: str, table: str, identity: float, threads: int) -> int:

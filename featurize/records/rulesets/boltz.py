@@ -27,10 +27,7 @@ from evofeed.featurize.records.rulesets.boltz_alignment import aligned_residues
 from evofeed.featurize.records.rulesets.boltz_rules import BoltzRules, refused_chains
 from evofeed.featurize.records.rulesets.bonds import residue_bonds
 from evofeed.featurize.records.rulesets.cleaning import Cleaning
-from evofeed.featurize.records.rulesets.contacts import (
-    contacts,
-    groups_in_contact,
-)
+from evofeed.featurize.records.rulesets.contacts import contacts, groups_in_contact
 from evofeed.protein.components import Component, ComponentTable
 from evofeed.protein.datapoints import RESTYPES
 from evofeed.protein.entry_record import (

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from evofeed.base.counts import ReportDone
 
+_T = TypeVar("_T")
 _REFRESH_SECONDS = 0.1
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -64,6 +65,14 @@ def count_bar(title: str, quiet: bool, unit: str, size: float = 1) -> Iterator[R
         yield lambda done, total: show(
             done / max(total, 1), f"{done / size:,.0f} of {total / size:,.0f} {unit}"
         )
+
+
+def tracked(items: Iterable[_T], total: int, title: str, quiet: bool, unit: str) -> Iterator[_T]:
+    """The items of an iterable, with a `count_bar` of how many were taken."""
+    with count_bar(title, quiet, unit) as progress:
+        for number, item in enumerate(items, 1):
+            yield item
+            progress(number, total)
 
 
 def usable_device(name: str | None) -> str | None:
