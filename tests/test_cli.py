@@ -206,3 +206,15 @@ def test_a_progress_bar_shows_share_count_and_time_left_on_a_terminal_only(
         assert out == ""
         assert ("1 of 4 MB" in err and "4 of 4 MB" in err and "ETA" in err) is expected
         assert bool(err.strip()) is expected
+
+
+def test_a_progress_bar_counts_the_time_left_anew_in_the_next_stage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("evofeed.base.options._REFRESH_SECONDS", 0.0)
+    with count_bar("preparing", False, "items") as progress:
+        for done in (1, 4, 1):
+            progress(done, 4)
+    last = capsys.readouterr().err.split("preparing")[-1]
+    assert "1 of 4" in last and "-:--:--" in last and "0:00:00" not in last

@@ -57,7 +57,7 @@ def test_training_needs_the_base_install_and_torch_and_every_name_is_there_under
 # Lines of Python a room may have. Raising one needs a reason in the commit: something new needs
 # something out, or lives in experiments/.
 BUDGET = {
-    "src": 4_499,
+    "src": 4_501,
     "featurize": 19_964,
     "store": 7_323,
     "loader": 12_049,
@@ -65,7 +65,7 @@ BUDGET = {
     "trainer": 12_032,
     "kernels": 16_276,
     "synth": 1_858,
-    "tests": 40_384,
+    "tests": 40_396,
     "benchmarks": 9_939,
 }
 

@@ -53,6 +53,8 @@ def share_bar(title: str, quiet: bool) -> Iterator[Callable[[float, str], None]]
             nonlocal shown_at
             if share >= 1 or time.monotonic() - shown_at > _REFRESH_SECONDS:
                 shown_at = time.monotonic()
+                if share < bar.tasks[0].completed:  # the next stage of the work
+                    bar.reset(task)
                 bar.update(task, completed=share, text=text, refresh=True)
 
         yield show
